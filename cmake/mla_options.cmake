@@ -1,0 +1,29 @@
+# Flags that every target of the project shares.
+find_package(Threads REQUIRED)
+
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+  set(CMAKE_BUILD_TYPE Release)
+endif()
+
+find_program(MLA_CCACHE ccache)
+if(MLA_CCACHE AND PROJECT_IS_TOP_LEVEL)
+  set(CMAKE_C_COMPILER_LAUNCHER ${MLA_CCACHE})
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${MLA_CCACHE})
+endif()
+
+add_library(mla_warnings INTERFACE)
+target_compile_options(mla_warnings INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wconversion
+                                              -Wno-sign-conversion)
+if(PROJECT_IS_TOP_LEVEL)
+  target_compile_options(mla_warnings INTERFACE -Werror)
+endif()
+
+if(MLA_SANITIZE)
+  add_compile_options(-fsanitize=${MLA_SANITIZE} -fno-omit-frame-pointer
+                      -fno-sanitize-recover=all)
+  add_link_options(-fsanitize=${MLA_SANITIZE})
+endif()
+if(MLA_FUZZ)
+  add_compile_options(-fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=all)
+  add_link_options(-fsanitize=address,undefined)
+endif()
