@@ -1,0 +1,46 @@
+#include <fmt/core.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <exception>
+#include <new>
+
+#include "mla/command.hpp"
+#include "mla/error.hpp"
+#include "mla/version.hpp"
+
+namespace {
+
+constexpr void (*kCommands[])(CLI::App&, int&) = {
+    mla::cli::add_doctor_command,
+};
+
+int fail(const char* text, int status) {
+  fmt::print(stderr, "mla: {}\n", text);
+  return status;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  using namespace mla::cli;  // NOLINT(google-build-using-namespace): one function
+  CLI::App app("Multi-head Latent Attention for serving engines", "mla");
+  app.set_version_flag("--version", mla::version());
+  app.require_subcommand(1);
+  int status = kDone;
+  for (const auto add_command : kCommands) add_command(app, status);
+  try {
+    app.parse(argc, argv);
+    return status;
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? kDone : kBadUsage;  // --help and --version end here too
+  } catch (const UsageError& error) {
+    return fail(error.what(), kBadUsage);
+  } catch (const mla::InvalidArgument& error) {
+    return fail(error.what(), kBadUsage);
+  } catch (const std::bad_alloc&) {
+    return fail("out of memory: ask for fewer pages, layers, heads or tokens", kBadUsage);
+  } catch (const std::exception& error) {
+    return fail(error.what(), kCheckFailed);
+  }
+}
