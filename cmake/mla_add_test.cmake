@@ -1,7 +1,22 @@
-# mla_add_test(name [SOURCES file...] [LIBS target...] LABELS label...): one gtest program whose
-# cases ctest lists one by one. SOURCES defaults to name.cpp.
+# mla_add_test(name [SOURCES file...] [LIBS target...] [TIMEOUT seconds] LABELS label...): one gtest
+# program whose cases ctest lists one by one. SOURCES defaults to name.cpp. Its first label says
+# what kind of test it is; `tests_KIND` builds all programs of a kind, so that a sanitizer build
+# compiles only what it runs.
 find_package(GTest REQUIRED)
 include(GoogleTest)
+
+# Makes `target` part of what tests_KIND builds.
+function(mla_test_kind kind target)
+  if(NOT TARGET tests_${kind})
+    add_custom_target(tests_${kind})
+  endif()
+  add_dependencies(tests_${kind} ${target})
+endfunction()
+
+# The kinds that scripts/test.sh asks for; empty where the project has no such test.
+foreach(kind IN ITEMS unit property contract)
+  add_custom_target(tests_${kind})
+endforeach()
 
 function(mla_add_test name)
   cmake_parse_arguments(arg "" "TIMEOUT" "SOURCES;LIBS;LABELS" ${ARGN})
@@ -17,4 +32,6 @@ function(mla_add_test name)
                                         GTest::gtest_main)
   gtest_discover_tests(${name} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT}
                        DISCOVERY_MODE PRE_TEST)
+  list(GET arg_LABELS 0 kind)
+  mla_test_kind(${kind} ${name})
 endfunction()

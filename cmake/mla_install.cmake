@@ -1,0 +1,30 @@
+# What `cmake --install` lays down: headers, the library, the tool, and the files by which CMake's
+# find_package(mla) and pkg-config find them.
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+set(config_dir ${CMAKE_INSTALL_LIBDIR}/cmake/mla)
+
+install(TARGETS mla EXPORT mlaTargets
+        RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR}
+        LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
+        ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(DIRECTORY include/mla DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+
+install(EXPORT mlaTargets NAMESPACE mla:: DESTINATION ${config_dir})
+configure_package_config_file(cmake/mlaConfig.cmake.in ${PROJECT_BINARY_DIR}/mlaConfig.cmake
+                              INSTALL_DESTINATION ${config_dir})
+# Before 1.0 a minor version may break what an earlier one promised.
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/mlaConfigVersion.cmake
+                                 COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/mlaConfig.cmake ${PROJECT_BINARY_DIR}/mlaConfigVersion.cmake
+        DESTINATION ${config_dir})
+
+# Relative to the file itself, so that the tree can be moved.
+file(RELATIVE_PATH pc_prefix /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
+string(REGEX REPLACE "/$" "" pc_prefix "${pc_prefix}")
+configure_file(cmake/mla.pc.in ${PROJECT_BINARY_DIR}/mla.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/mla.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+
+if(TARGET mla_cli)
+  install(TARGETS mla_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+endif()
