@@ -59,14 +59,20 @@ struct ScheduleInput {
   SplitPolicy splits{};
 };
 
+/// The most tiles and partial rows of one schedule; more are refused.
+inline constexpr int64_t kMaxTiles = int64_t{1} << 24;
+inline constexpr int64_t kMaxPartialRows = int64_t{1} << 31;
+
 /// Cuts the batch into tiles and shares them out. Every (row, visible key) pair is in exactly one
 /// tile; every row is in at least one, so that all outputs are written. Pure: the same input gives
 /// the same schedule.
+/// Throws InvalidArgument: more than kMaxTiles tiles or kMaxPartialRows partial rows.
 void make_schedule(const ScheduleInput& input, const CostModel& model, Schedule& schedule);
 
 /// The most partial rows that make_schedule can ask for within the limits: exact, some batch
 /// within them needs this many (automatic splits: an upper bound that holds for every batch).
-int64_t max_partial_rows(const Limits& limits, int32_t num_heads, int32_t num_workers,
+/// Throws InvalidArgument: more than kMaxPartialRows.
+int64_t max_partial_rows(const Limits& limits, const Geometry& geometry, int32_t num_workers,
                          const SplitPolicy& splits, const CostModel& model);
 
 }  // namespace mla::plan

@@ -1,0 +1,125 @@
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "plan/schedule.hpp"
+
+namespace mla::plan {
+
+/// A batch as its query and key counts.
+struct TestBatch {
+  std::vector<int32_t> queries{};
+  std::vector<int32_t> kv_len{};
+  int32_t num_heads = 16;
+  bool causal = true;
+  int32_t num_workers = 2;
+  SplitPolicy splits{};
+  std::vector<int32_t> qo_indptr{};  ///< filled by input()
+
+  ScheduleInput input() {
+    qo_indptr.assign(1, 0);
+    for (const int32_t count : queries) qo_indptr.push_back(qo_indptr.back() + count);
+    return {.qo_indptr = qo_indptr,
+            .kv_len = kv_len,
+            .num_heads = num_heads,
+            .causal = causal,
+            .num_workers = num_workers,
+            .splits = splits};
+  }
+};
+
+/// Keys that one query sees.
+inline int64_t visible_keys(const ScheduleInput& input, size_t request, int64_t query) {
+  const int64_t queries = int64_t{input.qo_indptr[request + 1]} - input.qo_indptr[request];
+  const int64_t keys = input.kv_len[request];
+  return input.causal ? std::clamp<int64_t>(keys - queries + query + 1, 0, keys) : keys;
+}
+
+/// Proves that the row tiles of each request follow each other without gap or overlap, that the
+/// parts of each row tile do the same over exactly the keys that its last row sees, and that
+/// partial rows and merges fit them.
+inline void check_schedule(const ScheduleInput& input, const CostModel& model,
+                           const Schedule& schedule) {
+  const auto workers = static_cast<size_t>(input.num_workers);
+  ASSERT_EQ(schedule.worker_indptr.size(), workers + 1);
+  ASSERT_EQ(schedule.worker_indptr.front(), 0);
+  ASSERT_EQ(schedule.worker_indptr.back(), static_cast<int64_t>(schedule.tiles.size()));
+  ASSERT_TRUE(std::is_sorted(schedule.worker_indptr.begin(), schedule.worker_indptr.end()));
+
+  std::vector<Tile> tiles = schedule.tiles;
+  std::sort(tiles.begin(), tiles.end(), [](const Tile& a, const Tile& b) {
+    return std::tie(a.request, a.row_begin, a.kv_begin) <
+           std::tie(b.request, b.row_begin, b.kv_begin);
+  });
+  std::map<std::pair<int32_t, int64_t>, Merge> merges;
+  for (const Merge& merge : schedule.merges) {
+    ASSERT_TRUE(merges.emplace(std::pair(merge.request, merge.row_begin), merge).second);
+  }
+  std::vector<std::pair<int64_t, int64_t>> partials;  // [begin, end) of each merge
+  size_t at = 0;
+  int64_t merged = 0;
+  int32_t max_splits = 0;
+  for (size_t request = 0; request < input.kv_len.size(); ++request) {
+    const int64_t queries = int64_t{input.qo_indptr[request + 1]} - input.qo_indptr[request];
+    const int64_t rows = queries * input.num_heads;
+    for (int64_t row = 0; row < rows;) {
+      ASSERT_LT(at, tiles.size()) << "row " << row << " of request " << request << " is missing";
+      const int32_t num_rows = tiles[at].num_rows;
+      ASSERT_GE(num_rows, 1);
+      ASSERT_LE(num_rows, model.tile_rows);
+      ASSERT_LE(row + num_rows, rows);
+      const int64_t visible = visible_keys(input, request, (row + num_rows - 1) / input.num_heads);
+      const auto merge = merges.find({static_cast<int32_t>(request), row});
+      int64_t key = 0;
+      int32_t parts = 0;
+      do {
+        ASSERT_LT(at, tiles.size());
+        const Tile& tile = tiles[at++];
+        ASSERT_EQ(tile.request, static_cast<int32_t>(request));
+        ASSERT_EQ(tile.row_begin, row);
+        ASSERT_EQ(tile.num_rows, num_rows);
+        ASSERT_EQ(tile.kv_begin, key);
+        ASSERT_TRUE(tile.kv_end > tile.kv_begin || visible == 0) << "an empty part";
+        if (merge == merges.end()) {
+          ASSERT_EQ(tile.partial_begin, -1);
+        } else {
+          ASSERT_EQ(tile.partial_begin, merge->second.partial_begin + parts * num_rows);
+        }
+        key = tile.kv_end;
+        ++parts;
+      } while (key < visible);
+      ASSERT_EQ(key, visible) << "row " << row << " of request " << request;
+      max_splits = std::max(max_splits, parts);
+      if (merge == merges.end()) {
+        ASSERT_EQ(parts, 1);
+      } else {
+        ASSERT_GE(parts, 2);
+        ASSERT_EQ(merge->second.num_partials, parts);
+        ASSERT_EQ(merge->second.num_rows, num_rows);
+        partials.emplace_back(merge->second.partial_begin,
+                              merge->second.partial_begin + int64_t{parts} * num_rows);
+        ++merged;
+      }
+      row += num_rows;
+    }
+  }
+  ASSERT_EQ(at, tiles.size());
+  ASSERT_EQ(merged, static_cast<int64_t>(schedule.merges.size()));
+  ASSERT_EQ(max_splits, schedule.max_splits);
+  std::sort(partials.begin(), partials.end());
+  int64_t next = 0;
+  for (const auto& [begin, end] : partials) {
+    ASSERT_EQ(begin, next) << "partial rows overlap or leave a gap";
+    next = end;
+  }
+  ASSERT_EQ(next, schedule.num_partial_rows);
+}
+
+}  // namespace mla::plan

@@ -1,0 +1,89 @@
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "mla/error.hpp"
+#include "plan/schedule.hpp"
+#include "plan/schedule_checks.hpp"
+
+namespace mla::plan {
+namespace {
+
+constexpr CostModel kModel{.tile_rows = 128,
+                           .block_tokens = 64,
+                           .split_align = 1,
+                           .tile_ns = 500,
+                           .block_ns = 2000,
+                           .block_row_ns = 800,
+                           .partial_row_ns = 200};
+
+Schedule checked(TestBatch& batch, const CostModel& model = kModel) {
+  Schedule schedule;
+  const ScheduleInput input = batch.input();
+  make_schedule(input, model, schedule);
+  check_schedule(input, model, schedule);
+  return schedule;
+}
+
+TEST(ScheduleUnit, EmptyBatchHasNoTiles) {
+  for (TestBatch batch : {TestBatch{}, TestBatch{.queries = {0, 0}, .kv_len = {0, 9}}}) {
+    const Schedule schedule = checked(batch);
+    EXPECT_TRUE(schedule.tiles.empty());
+    EXPECT_EQ(schedule.max_splits, 0);
+  }
+}
+
+TEST(ScheduleUnit, RequestWithoutKeysGetsATileWithoutKeys) {
+  TestBatch batch{.queries = {1, 1, 1}, .kv_len = {5, 0, 7}};
+  EXPECT_EQ(checked(batch).tiles.size(), 3U);
+}
+
+TEST(ScheduleUnit, QueriesBeforeTheFirstKeyAreStillCovered) {
+  TestBatch batch{.queries = {600}, .kv_len = {4}, .num_heads = 3};
+  checked(batch);
+}
+
+TEST(ScheduleUnit, OneLongRequestIsSharedByAllWorkers) {
+  TestBatch batch{.queries = {1}, .kv_len = {65536}, .num_workers = 16};
+  const Schedule schedule = checked(batch);
+  EXPECT_EQ(schedule.max_splits, 16);
+}
+
+TEST(ScheduleUnit, MoreRowTilesThanWorkers) {
+  for (int32_t queries = 1; queries <= 1024; ++queries) {
+    TestBatch batch{.queries = {queries}, .kv_len = {300}, .num_heads = 128, .num_workers = 132};
+    CostModel model = kModel;
+    model.tile_rows = 64;
+    checked(batch, model);
+  }
+}
+
+TEST(ScheduleUnit, ForcedCountMakesThatManyParts) {
+  TestBatch batch{.queries = {1, 1, 1, 1}, .kv_len = {17, 33, 9, 0}, .splits = {.forced_count = 4}};
+  const Schedule schedule = checked(batch);
+  EXPECT_EQ(schedule.tiles.size(), 13U);
+  EXPECT_EQ(schedule.merges.size(), 3U);
+  EXPECT_EQ(schedule.max_splits, 4);
+}
+
+TEST(ScheduleUnit, FixedSplitsDoNotDependOnTheBatch) {
+  TestBatch alone{.queries = {1}, .kv_len = {1000}, .splits = {.fixed_tokens = 96}};
+  EXPECT_EQ(checked(alone).max_splits, 11);
+  TestBatch longer{.queries = {1}, .kv_len = {1000000}, .splits = {.fixed_tokens = 96}};
+  EXPECT_EQ(checked(longer).max_splits, 255);  // parts of 41 * 96 tokens
+}
+
+TEST(ScheduleUnit, TooManyTilesAreRefusedWithTheNumber) {
+  TestBatch batch{.queries = {INT32_MAX}, .kv_len = {5}, .num_heads = 1024};
+  Schedule schedule;
+  try {
+    make_schedule(batch.input(), kModel, schedule);
+    FAIL();
+  } catch (const InvalidArgument& error) {
+    EXPECT_EQ(error.parts().got, std::to_string((int64_t{INT32_MAX} * 1024) / 128));
+  }
+}
+
+}  // namespace
+}  // namespace mla::plan
