@@ -58,6 +58,11 @@ struct AttentionImpl {
 };
 
 /// The table of a device, in order of preference; empty where the library has none for it.
-std::span<const AttentionImpl> attention_impls(DeviceKind kind);
+std::span<const AttentionImpl* const> attention_impls(DeviceKind kind);
+
+/// The first kernel of the device's table that accepts the shape (of that name, if one is given);
+/// null where none does.
+const AttentionImpl* find_impl(const Geometry& geometry, Device device, const CacheStrides& strides,
+                               std::string_view name);
 
 }  // namespace mla

@@ -1,0 +1,42 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "mla/attention.hpp"
+
+// Everything that is checked at the public boundary of attention. Inside, arguments are trusted.
+namespace mla {
+
+/// Null where the geometry is within the library's limits, else what is wrong with it.
+struct GeometryFault {
+  std::string what, expected, got;
+};
+bool find_fault(const Geometry& geometry, GeometryFault& fault);
+
+/// The strides that an object of this config works with.
+CacheStrides strides_of(const AttentionConfig& config);
+/// Limits with the bucket in force.
+Limits limits_of(const AttentionConfig& config);
+
+/// Throws InvalidArgument unless everything but the kernel and the scratch is in order.
+void check_config(const AttentionConfig& config);
+
+/// The requests of a batch after its checks: key counts whichever way they were given.
+struct CheckedBatch {
+  int64_t num_rows = 0;
+  int64_t num_tokens = 0;
+  int64_t num_listed_pages = 0;
+};
+
+/// Checks the batch against the config; fills kv_len [num_rows]. Throws InvalidArgument.
+CheckedBatch check_batch(const Batch& batch, const AttentionConfig& config,
+                         std::vector<int32_t>& kv_len);
+
+void check_options(const PlanOptions& options);
+
+/// Checks of constant cost. `num_tokens` is the plan's.
+void check_run(const RunArgs& args, const AttentionConfig& config, int64_t num_tokens);
+
+}  // namespace mla

@@ -1,0 +1,49 @@
+#include "mla/supports.hpp"
+
+#include "core/attention_impl.hpp"
+#include "core/checks.hpp"
+
+namespace mla {
+
+const AttentionImpl* find_impl(const Geometry& geometry, Device device, const CacheStrides& strides,
+                               std::string_view name) {
+  for (const AttentionImpl* impl : attention_impls(device.kind)) {
+    if (!name.empty() && impl->name != name) continue;
+    if (impl->refuses(geometry, strides) == nullptr) return impl;
+  }
+  return nullptr;
+}
+
+Support supports(const Geometry& geometry, Device device, std::optional<CacheStrides> strides,
+                 std::string_view kernel) {
+  Support answer;
+  if (GeometryFault fault; find_fault(geometry, fault)) {
+    answer.reason = fault.what + ": expected " + fault.expected + ", got " + fault.got;
+    return answer;
+  }
+  const CacheStrides cache = strides.value_or(pool_strides(geometry));
+  for (const AttentionImpl* impl : attention_impls(device.kind)) {
+    if (!kernel.empty() && impl->name != kernel) continue;
+    const char* refusal = impl->refuses(geometry, cache);
+    answer.considered.push_back({std::string(impl->name), refusal == nullptr ? "" : refusal});
+    if (refusal != nullptr || answer) continue;
+    answer.kernel = impl->name;
+    answer.capturable = impl->capturable;
+    answer.reason = kernel.empty() ? "first of the " + to_string(device) + " kernels that accepts"
+                                   : "asked for by name";
+  }
+  if (answer) return answer;
+  if (answer.considered.empty()) {
+    answer.reason = kernel.empty()
+                        ? "this build has no kernels for " + to_string(device)
+                        : to_string(device) + " has no kernel \"" + std::string(kernel) + "\"";
+  } else {
+    answer.reason = "every kernel refuses:";
+    for (const KernelVerdict& verdict : answer.considered) {
+      answer.reason += " " + verdict.kernel + " (" + verdict.refusal + ")";
+    }
+  }
+  return answer;
+}
+
+}  // namespace mla
