@@ -42,19 +42,19 @@ struct SplitPolicy {
 };
 
 struct AttentionConfig {
-  Geometry geometry;
+  Geometry geometry{};
   int64_t num_pages = 0;  ///< pages of the pool; a plan may list 0 .. num_pages - 1
   Device device{};
-  std::optional<CacheStrides> strides;  ///< of the caches that run will get; none: one pool layer
+  std::optional<CacheStrides> strides{};  ///< of the caches that run will get; none: one pool layer
   Limits limits{};
-  std::optional<Bucket> bucket;  ///< a lease: rows and tokens fixed for the object's life
-  bool capture = false;          ///< runs will be captured; refused by the CPU
+  std::optional<Bucket> bucket{};  ///< a lease: rows and tokens fixed for the object's life
+  bool capture = false;            ///< runs will be captured; refused by the CPU
   SplitPolicy splits{};
-  std::string kernel;                  ///< a kernel of the device's table; empty: the first fit
-  std::shared_ptr<Executor> executor;  ///< CPU only; none: Executor::shared()
+  std::string kernel{};                  ///< a kernel of the device's table; empty: the first fit
+  std::shared_ptr<Executor> executor{};  ///< CPU only; none: Executor::shared()
   /// Scratch of at least scratch_bytes(config), 64-byte aligned, on the device; its contents never
   /// matter and it must outlive the object. Empty: the object owns its scratch.
-  std::span<std::byte> scratch;
+  std::span<std::byte> scratch{};
 };
 
 struct PlanOptions {
@@ -70,10 +70,10 @@ struct PlanOptions {
 /// Tensors of one run (T query tokens, H heads); the last dimension of each is contiguous (lse: any
 /// strides), other strides are free, out overlaps no input. Where T is 0 nothing is looked at.
 struct RunArgs {
-  ConstTensor<3> q_nope;       ///< [T, H, kv_lora_rank], absorbed
-  ConstTensor<3> q_pe;         ///< [T, H, qk_rope_head_dim]; ignored at rope width 0
-  LatentViews cache;           ///< one layer; strides as declared at creation
-  Tensor<3> out;               ///< [T, H, kv_lora_rank]
+  ConstTensor<3> q_nope{};     ///< [T, H, kv_lora_rank], absorbed
+  ConstTensor<3> q_pe{};       ///< [T, H, qk_rope_head_dim]; ignored at rope width 0
+  LatentViews cache{};         ///< one layer; strides as declared at creation
+  Tensor<3> out{};             ///< [T, H, kv_lora_rank]
   TensorView<float, 2> lse{};  ///< [T, H] fp32; null data where it is not wanted
 };
 

@@ -52,8 +52,8 @@ inline CacheStrides pool_strides(const Geometry& geometry) {
 /// [num_pages, page_size, qk_rope_head_dim]: halves of one pool row or tensors of their own. At
 /// rope width 0 kpe is ignored.
 struct LatentViews {
-  ConstTensor<3> ckv;
-  ConstTensor<3> kpe;
+  ConstTensor<3> ckv{};
+  ConstTensor<3> kpe{};
 };
 
 /// The two parts of one pool layer [num_pages, page_size, kv_lora_rank + qk_rope_head_dim].

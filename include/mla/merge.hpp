@@ -14,8 +14,8 @@ enum class LseBase : uint8_t { kNatural = 0, kTwo = 1 };
 
 /// Attention over one part of the keys: normalised output and log-sum-exp of the scores.
 struct PartialState {
-  ConstTensor<3> out;              ///< [T, H, D] fp32, bf16 or fp16
-  TensorView<const float, 2> lse;  ///< [T, H] fp32
+  ConstTensor<3> out{};              ///< [T, H, D] fp32, bf16 or fp16
+  TensorView<const float, 2> lse{};  ///< [T, H] fp32
   LseBase lse_base = LseBase::kNatural;
 };
 

@@ -50,7 +50,7 @@ struct Scratch {
 Scratch lay_out(const AttentionConfig& config, const Choice& choice) {
   const auto num_workers = choice.executor->num_threads();
   const auto partial_rows = static_cast<size_t>(plan::max_partial_rows(
-      limits_of(config), config.geometry.num_heads, num_workers, config.splits, choice.cost_model));
+      limits_of(config), config.geometry, num_workers, config.splits, choice.cost_model));
   ScratchLayout worker;
   worker.book<std::byte>(choice.impl->worker_bytes(config.geometry));
   ScratchLayout layout;

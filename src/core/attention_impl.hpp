@@ -14,7 +14,7 @@ namespace mla {
 /// Everything that a kernel reads and writes in one run. Host-side: index arrays are on the device
 /// that runs it.
 struct AttentionParams {
-  Geometry geometry;
+  Geometry geometry{};
   const void* q_nope = nullptr;
   const void* q_pe = nullptr;
   const void* ckv = nullptr;
@@ -26,7 +26,7 @@ struct AttentionParams {
   int64_t q_pe_token_stride = 0, q_pe_head_stride = 0;
   int64_t out_token_stride = 0, out_head_stride = 0;
   int64_t lse_token_stride = 0, lse_head_stride = 0;
-  CacheStrides cache;
+  CacheStrides cache{};
   // The plan.
   const int32_t* qo_indptr = nullptr;
   const int32_t* kv_indptr = nullptr;
