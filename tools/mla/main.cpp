@@ -20,9 +20,7 @@ int fail(const char* text, int status) {
   return status;
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
+int run(int argc, char** argv) {
   using namespace mla::cli;  // NOLINT(google-build-using-namespace): one function
   CLI::App app("Multi-head Latent Attention for serving engines", "mla");
   app.set_version_flag("--version", mla::version());
@@ -34,13 +32,22 @@ int main(int argc, char** argv) {
     return status;
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? kDone : kBadUsage;  // --help and --version end here too
-  } catch (const UsageError& error) {
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  using mla::cli::kBadUsage;
+  try {
+    return run(argc, argv);
+  } catch (const mla::cli::UsageError& error) {
     return fail(error.what(), kBadUsage);
   } catch (const mla::InvalidArgument& error) {
     return fail(error.what(), kBadUsage);
   } catch (const std::bad_alloc&) {
     return fail("out of memory: ask for fewer pages, layers, heads or tokens", kBadUsage);
   } catch (const std::exception& error) {
-    return fail(error.what(), kCheckFailed);
+    return fail(error.what(), mla::cli::kCheckFailed);
   }
 }
