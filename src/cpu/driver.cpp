@@ -1,46 +1,25 @@
 #include "cpu/driver.hpp"
 
-#include <cmath>
 #include <cstdint>
-#include <limits>
 
+#include "cpu/merge_rows.hpp"
 #include "cpu/rows.hpp"
 
 namespace mla::cpu {
 namespace {
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-// Weighs the partial results of one row into partial 0: with w_i = exp(lse_i - max),
-// out = sum w_i out_i / sum w_i. Returns the LSE of the whole row.
-float merge_partials(float* out, const float* lse, int32_t num_partials, int64_t row_stride,
-                     int64_t rank) {
-  const auto lse_of = [&](int32_t i) { return lse[i * row_stride]; };
-  float largest = -kInfinity;
-  for (int32_t i = 0; i < num_partials; ++i) largest = std::max(largest, lse_of(i));
-  if (largest == -kInfinity) return largest;  // no part saw a key: partial 0 is zero already
-  float sum = 0;
-  for (int32_t i = 0; i < num_partials; ++i) sum += std::exp(lse_of(i) - largest);
-  for (int32_t i = 0; i < num_partials; ++i) {
-    const float weight = std::exp(lse_of(i) - largest) / sum;
-    const float* part = out + i * row_stride * rank;
-    for (int64_t c = 0; c < rank; ++c) {
-      const float term = weight == 0 ? 0.0F : weight * part[c];
-      out[c] = i == 0 ? term : out[c] + term;
-    }
-  }
-  return largest + std::log(sum);
-}
-
 void run_merge(const AttentionParams& params, const plan::Merge& merge, int32_t first,
                int32_t last) {
   const int64_t rank = params.geometry.kv_lora_rank;
   for (int32_t i = first; i < last; ++i) {
-    const int64_t at = merge.partial_begin + i;
-    float* out = params.partial_out + at * rank;
-    const float lse =
-        merge_partials(out, params.partial_lse + at, merge.num_partials, merge.num_rows, rank);
-    write_row(params, merge.request, merge.row_begin + i, out, lse);
+    const auto part = [&](int64_t p) -> PartialRow {
+      const int64_t at = merge.partial_begin + p * merge.num_rows + i;
+      return {params.partial_out + at * rank, DType::kFloat32, params.partial_lse[at]};
+    };
+    const RowPlace at = place_of(params, merge.request, merge.row_begin + i);
+    const float lse = merge_row(merge.num_partials, part, LseBase::kNatural, rank,
+                                params.geometry.dtype, out_row(params, at));
+    write_lse(params, at, lse);
   }
 }
 

@@ -1,6 +1,6 @@
 #pragma once
 
-#include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <numbers>
@@ -39,16 +39,15 @@ inline int64_t key_offset(const AttentionParams& params, int32_t request, int64_
   return page * page_stride + (token % page_size) * row_stride;
 }
 
-template <class T>
-T from_float(float value) {
-  return T(value);
+inline void* out_row(const AttentionParams& params, RowPlace at) {
+  const int64_t offset = at.token * params.out_token_stride + at.head * params.out_head_stride;
+  return static_cast<std::byte*>(params.out) + offset * size_of(params.geometry.dtype);
 }
 
 template <class T>
 void write_row_as(const AttentionParams& params, RowPlace at, const float* values) {
-  T* out = static_cast<T*>(params.out) + at.token * params.out_token_stride +
-           at.head * params.out_head_stride;
-  for (int64_t c = 0; c < params.geometry.kv_lora_rank; ++c) out[c] = from_float<T>(values[c]);
+  T* out = static_cast<T*>(out_row(params, at));
+  for (int64_t c = 0; c < params.geometry.kv_lora_rank; ++c) out[c] = T(values[c]);
 }
 
 inline void write_lse(const AttentionParams& params, RowPlace at, float natural_lse) {
