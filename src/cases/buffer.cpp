@@ -1,0 +1,102 @@
+#include "cases/buffer.hpp"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <new>
+#include <utility>
+
+namespace mla::cases {
+namespace {
+
+constexpr size_t kGuard = 64;  // bytes; keeps the memory between the guards 64-byte aligned
+constexpr size_t kSparseAbove = size_t{256} << 20;
+constexpr int kGuardByte = 0xa5;
+
+size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
+
+template <class T>
+void fill_with(T value, void* out, int64_t count) {
+  std::fill_n(static_cast<T*>(out), count, value);
+}
+
+}  // namespace
+
+Buffer::Buffer(size_t bytes, size_t offset) : size_(bytes) {
+  if (bytes <= kSparseAbove) {
+    const size_t block_bytes = round_up(kGuard + offset + bytes + kGuard, kGuard);
+    block_ = static_cast<std::byte*>(std::aligned_alloc(kGuard, block_bytes));
+    if (block_ == nullptr) throw std::bad_alloc();
+    std::memset(block_, kGuardByte, block_bytes);
+    data_ = block_ + kGuard + offset;
+    std::memset(data_, 0, bytes);
+    return;
+  }
+  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  const size_t inner = round_up(offset + bytes, page);
+  void* block = mmap(nullptr, inner + 2 * page, PROT_NONE,
+                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (block == MAP_FAILED) throw std::bad_alloc();
+  block_ = static_cast<std::byte*>(block);
+  mapped_ = inner + 2 * page;
+  if (mprotect(block_ + page, inner, PROT_READ | PROT_WRITE) != 0) throw std::bad_alloc();
+  data_ = block_ + page + offset;
+}
+
+Buffer::~Buffer() {
+  if (mapped_ > 0) {
+    munmap(block_, mapped_);
+  } else {
+    std::free(block_);
+  }
+}
+
+Buffer::Buffer(Buffer&& other) noexcept { *this = std::move(other); }
+
+Buffer& Buffer::operator=(Buffer&& other) noexcept {
+  std::swap(block_, other.block_);
+  std::swap(mapped_, other.mapped_);
+  std::swap(data_, other.data_);
+  std::swap(size_, other.size_);
+  return *this;
+}
+
+bool Buffer::guards_intact() const {
+  if (block_ == nullptr || is_sparse()) return true;  // a touched guard page ends the process
+  const auto is_guard = [](std::byte b) { return b == std::byte{kGuardByte}; };
+  return std::all_of(block_, data_, is_guard) &&
+         std::all_of(data_ + size_, data_ + size_ + kGuard, is_guard);
+}
+
+uint64_t Buffer::fingerprint() const {
+  if (is_sparse()) return 0;
+  uint64_t state = size_;
+  for (size_t at = 0; at < size_; at += 8) {
+    uint64_t word = 0;
+    std::memcpy(&word, data_ + at, std::min<size_t>(8, size_ - at));
+    state = (state ^ word) * 0xd6e8feb86659fd93U;
+    state ^= state >> 32;
+  }
+  return state;
+}
+
+void fill_poison(Poison poison, DType dtype, void* out, int64_t count) {
+  if (count <= 0) return;
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+  const float value = poison == Poison::kNone ? 0.0F : poison == Poison::kNan ? kNan : kInfinity;
+  switch (dtype) {
+    case DType::kBFloat16:
+      return fill_with(BFloat16(value), out, count);
+    case DType::kFloat16:
+      return fill_with(Float16(value), out, count);
+    default:
+      return fill_with(value, out, count);
+  }
+}
+
+}  // namespace mla::cases
