@@ -43,25 +43,24 @@ struct CaseLayout {
 /// One problem for PagedAttention, whatever the backend: shapes, lengths, memory, data. Everything
 /// random in it follows from its seed.
 struct AttentionCase {
-  std::string name;
+  std::string name{};
   Geometry geometry{.num_heads = 16,
                     .kv_lora_rank = 512,
                     .qk_rope_head_dim = 64,
                     .page_size = 64,
                     .dtype = DType::kBFloat16,
                     .kv_dtype = DType::kBFloat16};
-  std::vector<int32_t> q_lens;   ///< [B] query tokens
-  std::vector<int32_t> kv_lens;  ///< [B] cached tokens
+  std::vector<int32_t> q_lens{};   ///< [B] query tokens
+  std::vector<int32_t> kv_lens{};  ///< [B] cached tokens
   bool causal = false;
   float sm_scale = 0.07216878F;                    ///< 192^-0.5
   std::optional<LseBase> lse = LseBase::kNatural;  ///< none: not wanted
 
   PageOrder page_order = PageOrder::kScattered;
-  std::vector<int32_t>
-      pages;                  ///< page ids of all requests, one after the other; replaces the order
-  int64_t pool_pages = 0;     ///< 0: three more than are needed
-  int32_t spare_entries = 0;  ///< table entries after each request's: -1, 2^31 - 1, 0 in turn
-  bool last_page_lens = false;  ///< lengths are handed over as kv_last_page_len
+  std::vector<int32_t> pages{};  ///< page ids of all requests, in turn; replaces the order
+  int64_t pool_pages = 0;        ///< 0: three more than are needed
+  int32_t spare_entries = 0;     ///< table entries after each request's: -1, 2^31 - 1, 0 in turn
+  bool last_page_lens = false;   ///< lengths are handed over as kv_last_page_len
 
   CaseLayout layout{};
   Poison poison = Poison::kNan;
@@ -72,8 +71,8 @@ struct AttentionCase {
   uint64_t seed = 1;
 
   SplitPolicy splits{};
-  std::optional<Bucket> bucket;  ///< run with the bucket's tokens
-  std::string kernel;            ///< empty: the first that accepts
+  std::optional<Bucket> bucket{};  ///< run with the bucket's tokens
+  std::string kernel{};            ///< empty: the first that accepts
 
   int64_t num_rows() const { return static_cast<int64_t>(q_lens.size()); }
   int64_t num_tokens() const;

@@ -17,8 +17,8 @@ struct CheckOptions {
   /// Rows (token x head) that are compared with the reference; where there are more, so many are
   /// chosen at random with the first and the last. All rows are looked at for NaN and emptiness.
   int64_t max_rows = std::numeric_limits<int64_t>::max();
-  int num_runs = 2;                    ///< the same plan must give the same bits every time
-  std::shared_ptr<Executor> executor;  ///< none: the shared one
+  int num_runs = 2;                      ///< the same plan must give the same bits every time
+  std::shared_ptr<Executor> executor{};  ///< none: the shared one
 };
 
 struct CheckReport {
