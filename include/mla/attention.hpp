@@ -118,6 +118,12 @@ class MLA_API PagedAttention {
   /// Throws InvalidState (no plan), InvalidArgument (a tensor does not match the plan).
   void run(const RunArgs& args, Stream stream = {});
 
+  /// To be called for the stream of a replay before every replay of a graph that captured runs of
+  /// this object: orders it behind the last plan's copy, and later plans behind it. Our graph
+  /// runner does; an engine that launches its graphs by itself must, or else plan and replay on one
+  /// stream. Costs nothing where they are on one stream; does nothing on the CPU.
+  void order_replay(Stream stream);
+
   /// Name of the kernel that serves this object, as in supports().
   const std::string& kernel() const noexcept;
   /// Throws InvalidState before the first plan.

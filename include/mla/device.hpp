@@ -5,7 +5,8 @@
 
 namespace mla {
 
-enum class DeviceKind : uint8_t { kCpu = 0, kCuda = 1 };
+/// kRecording is a pretend accelerator for tests, see recording_device.hpp.
+enum class DeviceKind : uint8_t { kCpu = 0, kCuda = 1, kRecording = 2 };
 
 /// Where memory lives and work runs.
 struct Device {
@@ -16,13 +17,16 @@ struct Device {
 };
 
 inline std::string to_string(Device device) {
-  return device.kind == DeviceKind::kCpu ? "cpu" : "cuda:" + std::to_string(device.index);
+  if (device.kind == DeviceKind::kCpu) return "cpu";
+  return (device.kind == DeviceKind::kCuda ? "cuda:" : "recording:") + std::to_string(device.index);
 }
 
 /// The queue that work is ordered on: a cudaStream_t on CUDA; the CPU ignores it, its calls return
 /// when the work is done.
 struct Stream {
   void* handle = nullptr;
+
+  bool operator==(const Stream&) const = default;
 };
 
 }  // namespace mla

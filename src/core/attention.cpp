@@ -1,14 +1,19 @@
 #include "mla/attention.hpp"
 
-#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <memory>
 #include <new>
-#include <utility>
+#include <optional>
+#include <string>
 #include <vector>
 
 #include "core/attention_impl.hpp"
 #include "core/checks.hpp"
+#include "core/plan_image.hpp"
 #include "core/scratch_layout.hpp"
 #include "cpu/driver.hpp"
+#include "device/staging.hpp"
 #include "mla/error.hpp"
 #include "mla/supports.hpp"
 #include "plan/schedule.hpp"
@@ -65,17 +70,15 @@ Scratch lay_out(const AttentionConfig& config, const Choice& choice) {
   return scratch;
 }
 
-struct AlignedDelete {
-  void operator()(std::byte* memory) const {
-    ::operator delete(memory, std::align_val_t{ScratchLayout::kAlignment});
-  }
+struct ReleaseMemory {
+  device::Runtime* runtime;
+  void operator()(std::byte* memory) const { runtime->release(memory); }
 };
-using AlignedBytes = std::unique_ptr<std::byte, AlignedDelete>;
+using DeviceBytes = std::unique_ptr<std::byte, ReleaseMemory>;
 
-AlignedBytes allocate(size_t bytes) {
+DeviceBytes allocate(device::Runtime& runtime, size_t bytes) {
   try {
-    return AlignedBytes(static_cast<std::byte*>(
-        ::operator new(bytes, std::align_val_t{ScratchLayout::kAlignment})));
+    return {static_cast<std::byte*>(runtime.allocate(bytes)), ReleaseMemory{&runtime}};
   } catch (const std::bad_alloc&) {
     throw_invalid({.what = "limits and splits",
                    .where = kCreate,
@@ -100,112 +103,137 @@ void check_lent(std::span<std::byte> lent, size_t needed) {
   }
 }
 
+// What a run launches: everything but the plan, which is read from its image when the work is done,
+// so that a captured run follows later plans.
+struct Launch {
+  const AttentionImpl* impl;
+  AttentionParams tensors;
+  PlanImage image;
+  const std::byte* plan;
+  int32_t num_requests;
+  std::byte* worker_memory;
+  size_t worker_stride;
+  Executor* executor;
+
+  void operator()() const {
+    const PlanView view = image.view(plan);
+    AttentionParams params = tensors;
+    params.qo_indptr = view.qo_indptr;
+    params.kv_indptr = view.kv_indptr;
+    params.kv_indices = view.kv_indices;
+    params.kv_len = view.kv_len;
+    params.sm_scale = view.sm_scale;
+    params.causal = view.causal;
+    params.lse_base = view.lse_base;
+    cpu::run_schedule(*impl, params, view, num_requests, worker_memory, worker_stride, *executor);
+  }
+};
+
 }  // namespace
 
 struct PagedAttention::Impl {
   AttentionConfig config;
   Choice choice;
   std::string kernel;
+  device::Runtime& runtime;
+  PlanImage image;
+  device::StagedBuffer staged;  // the current plan
   Scratch scratch;
-  AlignedBytes owned_scratch;
+  DeviceBytes owned_scratch{nullptr, ReleaseMemory{nullptr}};
   std::byte* scratch_memory = nullptr;
 
-  // The current plan, at addresses that stay. Sized by the limits, one row longer than them: under
-  // a lease the row after the bucket's owns the tokens that no request has, and sees no key.
-  std::unique_ptr<int32_t[]> qo_indptr, kv_indptr, kv_indices, kv_len;
+  // What the host keeps of the current plan.
+  std::optional<PlanInfo> info;
+  // The next plan, until all of it is in order. Under a lease it has one request more than the
+  // bucket has rows: it owns the tokens that no request has, and sees no key.
+  std::vector<int32_t> qo_indptr, kv_indptr, kv_len;
   plan::Schedule schedule;
-  PlanOptions options;
-  bool planned = false;
-  int64_t num_rows = 0;    // the bucket's under a lease
-  int64_t num_tokens = 0;  // of the batch
-
-  // The next plan, until all of it is in order.
-  std::vector<int32_t> next_qo_indptr, next_kv_len;
-  plan::Schedule next_schedule;
 
   explicit Impl(const AttentionConfig& wanted)
       : config(wanted),
         choice(choose(wanted)),
         kernel(choice.impl->name),
+        runtime(device::runtime_of(wanted.device)),
+        image(limits_of(wanted), wanted.geometry, choice.executor->num_threads(), wanted.splits,
+              choice.cost_model),
+        staged(runtime, image.max_bytes()),
         scratch(lay_out(config, choice)) {
     if (config.scratch.empty()) {
-      owned_scratch = allocate(scratch.bytes);
+      owned_scratch = allocate(runtime, scratch.bytes);
       scratch_memory = owned_scratch.get();
     } else {
       check_lent(config.scratch, scratch.bytes);
       scratch_memory = config.scratch.data();
     }
-    const Limits limits = limits_of(config);
-    const auto rows = static_cast<size_t>(limits.max_rows) + 2;
-    qo_indptr = std::make_unique_for_overwrite<int32_t[]>(rows);
-    kv_indptr = std::make_unique_for_overwrite<int32_t[]>(rows);
-    kv_len = std::make_unique_for_overwrite<int32_t[]>(rows);
-    kv_indices =
-        std::make_unique_for_overwrite<int32_t[]>(static_cast<size_t>(limits.max_listed_pages));
   }
 
-  // Offsets and key counts of the batch; under a lease with the bucket's missing rows, and behind
-  // them one that owns the remaining tokens.
+  int64_t num_rows(const CheckedBatch& checked) const {
+    return config.bucket ? config.bucket->num_rows : checked.num_rows;
+  }
+
   void pad_to_bucket(const CheckedBatch& checked, const Batch& batch) {
-    next_qo_indptr.assign(batch.qo_indptr.begin(), batch.qo_indptr.end());
+    qo_indptr.assign(batch.qo_indptr.begin(), batch.qo_indptr.end());
+    kv_indptr.assign(batch.kv_indptr.begin(), batch.kv_indptr.end());
     if (!config.bucket) return;
     const auto rows = static_cast<size_t>(config.bucket->num_rows);
-    next_qo_indptr.resize(rows + 1, static_cast<int32_t>(checked.num_tokens));
-    next_qo_indptr.push_back(static_cast<int32_t>(config.bucket->num_tokens));
-    next_kv_len.resize(rows + 1, 0);
+    qo_indptr.resize(rows + 1, static_cast<int32_t>(checked.num_tokens));
+    qo_indptr.push_back(static_cast<int32_t>(config.bucket->num_tokens));
+    kv_indptr.resize(rows + 2, static_cast<int32_t>(checked.num_listed_pages));
+    kv_len.resize(rows + 1, 0);
   }
 
-  // Nothing here can fail.
-  void adopt_next(const CheckedBatch& checked, const Batch& batch, const PlanOptions& wanted) {
-    std::copy(next_qo_indptr.begin(), next_qo_indptr.end(), qo_indptr.get());
-    std::copy(next_kv_len.begin(), next_kv_len.end(), kv_len.get());
-    std::copy(batch.kv_indptr.begin(), batch.kv_indptr.end(), kv_indptr.get());
-    std::fill(kv_indptr.get() + batch.kv_indptr.size(), kv_indptr.get() + next_qo_indptr.size(),
-              static_cast<int32_t>(checked.num_listed_pages));
-    std::copy_n(batch.kv_indices.begin(), checked.num_listed_pages, kv_indices.get());
-    std::swap(schedule, next_schedule);
-    options = wanted;
-    num_rows = config.bucket ? config.bucket->num_rows : checked.num_rows;
-    num_tokens = checked.num_tokens;
-    planned = true;
+  PlanInfo describe(const CheckedBatch& checked) const {
+    const size_t row_bytes =
+        (static_cast<size_t>(config.geometry.kv_lora_rank) + 1) * sizeof(float);
+    return {.num_rows = num_rows(checked),
+            .num_tokens = checked.num_tokens,
+            .num_tiles = static_cast<int64_t>(schedule.tiles.size()),
+            .num_splits = schedule.max_splits,
+            .partial_bytes = static_cast<size_t>(schedule.num_partial_rows) * row_bytes};
   }
 
-  AttentionParams params_of(const RunArgs& args) {
-    return {.geometry = config.geometry,
-            .q_nope = args.q_nope.data,
-            .q_pe = args.q_pe.data,
-            .ckv = args.cache.ckv.data,
-            .kpe = args.cache.kpe.data,
-            .out = args.out.data,
-            .lse = args.lse.data,
-            .q_nope_token_stride = args.q_nope.stride[0],
-            .q_nope_head_stride = args.q_nope.stride[1],
-            .q_pe_token_stride = args.q_pe.stride[0],
-            .q_pe_head_stride = args.q_pe.stride[1],
-            .out_token_stride = args.out.stride[0],
-            .out_head_stride = args.out.stride[1],
-            .lse_token_stride = args.lse.stride[0],
-            .lse_head_stride = args.lse.stride[1],
-            .cache = strides_of(config),
-            .qo_indptr = qo_indptr.get(),
-            .kv_indptr = kv_indptr.get(),
-            .kv_indices = kv_indices.get(),
-            .kv_len = kv_len.get(),
-            .sm_scale = options.sm_scale,
-            .causal = options.causal,
-            .lse_base = options.lse_base,
-            .partial_out = reinterpret_cast<float*>(scratch_memory + scratch.partial_out),
-            .partial_lse = reinterpret_cast<float*>(scratch_memory + scratch.partial_lse)};
+  // The launch of a run whose tensors are checked.
+  Launch launch_of(const RunArgs& args) const {
+    const int64_t tokens = args.q_nope.shape[0];
+    const bool whole_bucket = config.bucket && tokens == config.bucket->num_tokens;
+    return {
+        .impl = choice.impl,
+        .tensors = {.geometry = config.geometry,
+                    .q_nope = args.q_nope.data,
+                    .q_pe = args.q_pe.data,
+                    .ckv = args.cache.ckv.data,
+                    .kpe = args.cache.kpe.data,
+                    .out = args.out.data,
+                    .lse = args.lse.data,
+                    .q_nope_token_stride = args.q_nope.stride[0],
+                    .q_nope_head_stride = args.q_nope.stride[1],
+                    .q_pe_token_stride = args.q_pe.stride[0],
+                    .q_pe_head_stride = args.q_pe.stride[1],
+                    .out_token_stride = args.out.stride[0],
+                    .out_head_stride = args.out.stride[1],
+                    .lse_token_stride = args.lse.stride[0],
+                    .lse_head_stride = args.lse.stride[1],
+                    .cache = strides_of(config),
+                    .partial_out = reinterpret_cast<float*>(scratch_memory + scratch.partial_out),
+                    .partial_lse = reinterpret_cast<float*>(scratch_memory + scratch.partial_lse)},
+        .image = image,
+        .plan = staged.device_data(),
+        .num_requests = static_cast<int32_t>(info->num_rows + (whole_bucket ? 1 : 0)),
+        .worker_memory = scratch_memory + scratch.worker_memory,
+        .worker_stride = scratch.worker_stride,
+        .executor = choice.executor.get()};
   }
 
-  void require_plan(const char* where) const {
-    if (!planned) {
+  const PlanInfo& current(const char* where) const {
+    if (!info) {
       throw_state({.what = "plan", .where = where, .expected = "a plan before it", .got = "none"});
     }
+    return *info;
   }
 
-  TensorView<const int32_t, 1> index_view(const int32_t* data, int64_t size) const {
-    return contiguous_view(data, std::array<int64_t, 1>{size}, config.device);
+  TensorView<const int32_t, 1> index_view(size_t at, int64_t size) const {
+    return contiguous_view(reinterpret_cast<const int32_t*>(staged.device_data() + at),
+                           std::array<int64_t, 1>{size}, config.device);
   }
 };
 
@@ -219,56 +247,61 @@ size_t PagedAttention::scratch_bytes(const AttentionConfig& config) {
   return lay_out(config, choose(config)).bytes;
 }
 
-void PagedAttention::plan(const Batch& batch, const PlanOptions& options, Stream /*stream*/) {
+void PagedAttention::plan(const Batch& batch, const PlanOptions& options, Stream stream) {
   Impl& impl = *impl_;
   check_options(options);
-  const CheckedBatch checked = check_batch(batch, impl.config, impl.next_kv_len);
+  const CheckedBatch checked = check_batch(batch, impl.config, impl.kv_len);
   impl.pad_to_bucket(checked, batch);
-  plan::make_schedule({.qo_indptr = impl.next_qo_indptr,
-                       .kv_len = impl.next_kv_len,
+  plan::make_schedule({.qo_indptr = impl.qo_indptr,
+                       .kv_len = impl.kv_len,
                        .num_heads = impl.config.geometry.num_heads,
                        .causal = options.causal,
                        .num_workers = impl.choice.executor->num_threads(),
                        .splits = impl.config.splits},
-                      impl.choice.cost_model, impl.next_schedule);
-  impl.adopt_next(checked, batch, options);
+                      impl.choice.cost_model, impl.schedule);
+  std::byte* const staging = impl.staged.begin_write(stream);
+  // Nothing can be refused from here on.
+  const auto num_listed = static_cast<size_t>(checked.num_listed_pages);
+  const size_t bytes = impl.image.write({.qo_indptr = impl.qo_indptr,
+                                         .kv_indptr = impl.kv_indptr,
+                                         .kv_indices = batch.kv_indices.first(num_listed),
+                                         .kv_len = impl.kv_len,
+                                         .schedule = &impl.schedule,
+                                         .options = options},
+                                        staging);
+  impl.staged.end_write(bytes, stream);
+  impl.info = impl.describe(checked);
 }
 
-void PagedAttention::run(const RunArgs& args, Stream /*stream*/) {
+void PagedAttention::run(const RunArgs& args, Stream stream) {
   Impl& impl = *impl_;
-  impl.require_plan("PagedAttention::run");
-  check_run(args, impl.config, impl.num_tokens);
-  const int64_t tokens = args.q_nope.shape[0];
-  if (tokens == 0) return;
-  const bool whole_bucket = impl.config.bucket && tokens == impl.config.bucket->num_tokens;
-  cpu::run_schedule(*impl.choice.impl, impl.params_of(args), impl.schedule,
-                    static_cast<int32_t>(impl.num_rows + (whole_bucket ? 1 : 0)),
-                    impl.scratch_memory + impl.scratch.worker_memory, impl.scratch.worker_stride,
-                    *impl.choice.executor);
+  check_run(args, impl.config, impl.current("PagedAttention::run").num_tokens);
+  if (args.q_nope.shape[0] == 0) return;
+  if (impl.runtime.is_immediate()) return impl.launch_of(args)();
+  if (impl.runtime.is_capturing(stream) && !impl.config.capture) {
+    throw_state({.what = "stream",
+                 .where = "PagedAttention::run",
+                 .expected = "no capture, since the object was created without `capture`",
+                 .got = "a stream in a capture"});
+  }
+  impl.staged.order_readers(stream);
+  impl.runtime.submit(stream, "attention", impl.launch_of(args));
 }
+
+void PagedAttention::order_replay(Stream stream) { impl_->staged.order_readers(stream); }
 
 const std::string& PagedAttention::kernel() const noexcept { return impl_->kernel; }
 
-PlanInfo PagedAttention::info() const {
-  impl_->require_plan("PagedAttention::info");
-  const plan::Schedule& schedule = impl_->schedule;
-  const size_t row_bytes =
-      (static_cast<size_t>(impl_->config.geometry.kv_lora_rank) + 1) * sizeof(float);
-  return {.num_rows = impl_->num_rows,
-          .num_tokens = impl_->num_tokens,
-          .num_tiles = static_cast<int64_t>(schedule.tiles.size()),
-          .num_splits = schedule.max_splits,
-          .partial_bytes = static_cast<size_t>(schedule.num_partial_rows) * row_bytes};
-}
+PlanInfo PagedAttention::info() const { return impl_->current("PagedAttention::info"); }
 
 TensorView<const int32_t, 1> PagedAttention::qo_indptr_buf() const {
-  impl_->require_plan("PagedAttention::qo_indptr_buf");
-  return impl_->index_view(impl_->qo_indptr.get(), impl_->num_rows + 1);
+  const PlanInfo& info = impl_->current("PagedAttention::qo_indptr_buf");
+  return impl_->index_view(impl_->image.qo_indptr_at(), info.num_rows + 1);
 }
 
 TensorView<const int32_t, 1> PagedAttention::kv_len_buf() const {
-  impl_->require_plan("PagedAttention::kv_len_buf");
-  return impl_->index_view(impl_->kv_len.get(), impl_->num_rows);
+  const PlanInfo& info = impl_->current("PagedAttention::kv_len_buf");
+  return impl_->index_view(impl_->image.kv_len_at(), info.num_rows);
 }
 
 }  // namespace mla

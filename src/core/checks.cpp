@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "device/runtime.hpp"
 #include "mla/error.hpp"
 
 namespace mla {
@@ -220,17 +221,18 @@ void check_config(const AttentionConfig& config) {
     check_stride("kpe", strides.kpe_page, strides.kpe_row, config.geometry.qk_rope_head_dim,
                  config);
   }
-  if (config.device != Device{}) {
-    throw_invalid({.what = "device",
-                   .where = kCreate,
-                   .expected = "cpu, the device that this build has",
-                   .got = to_string(config.device)});
-  }
-  if (config.capture) {
+  const bool immediate = device::runtime_of(config.device).is_immediate();
+  if (config.capture && immediate) {
     throw_invalid({.what = "capture",
                    .where = kCreate,
                    .expected = "false: the cpu has no graphs to capture into",
                    .got = "true"});
+  }
+  if (config.capture && !config.bucket) {
+    throw_invalid({.what = "bucket",
+                   .where = kCreate,
+                   .expected = "the rows and tokens of the graph, since capture is asked for",
+                   .got = "none"});
   }
 }
 

@@ -10,6 +10,9 @@ class ScratchLayout {
  public:
   static constexpr size_t kAlignment = 64;
 
+  /// Books from `first` on, which must be aligned.
+  explicit ScratchLayout(size_t first = 0) : bytes_(first) {}
+
   /// Offset of `count` elements of T.
   template <class T>
   size_t book(size_t count) {
@@ -20,7 +23,7 @@ class ScratchLayout {
   size_t bytes() const { return bytes_; }
 
  private:
-  size_t bytes_ = 0;
+  size_t bytes_;
 };
 
 }  // namespace mla

@@ -28,7 +28,7 @@ Support supports(const Geometry& geometry, Device device, std::optional<CacheStr
     answer.considered.push_back({std::string(impl->name), refusal == nullptr ? "" : refusal});
     if (refusal != nullptr || answer) continue;
     answer.kernel = impl->name;
-    answer.capturable = impl->capturable;
+    answer.capturable = device.kind == DeviceKind::kRecording || impl->capturable;
     answer.reason = kernel.empty() ? "first of the " + to_string(device) + " kernels that accepts"
                                    : "asked for by name";
   }

@@ -25,20 +25,20 @@ void run_merge(const AttentionParams& params, const plan::Merge& merge, int32_t 
 
 }  // namespace
 
-void run_schedule(const AttentionImpl& impl, const AttentionParams& params,
-                  const plan::Schedule& schedule, int32_t num_requests, std::byte* worker_memory,
-                  size_t worker_stride, Executor& executor) {
+void run_schedule(const AttentionImpl& impl, const AttentionParams& params, const PlanView& plan,
+                  int32_t num_requests, std::byte* worker_memory, size_t worker_stride,
+                  Executor& executor) {
   executor.run([&](int worker) {
     std::byte* memory = worker_memory + static_cast<size_t>(worker) * worker_stride;
-    for (int32_t t = schedule.worker_indptr[worker]; t < schedule.worker_indptr[worker + 1]; ++t) {
-      const plan::Tile& tile = schedule.tiles[t];
+    for (int32_t t = plan.worker_indptr[worker]; t < plan.worker_indptr[worker + 1]; ++t) {
+      const plan::Tile& tile = plan.tiles[t];
       if (tile.request < num_requests) impl.run_tile(params, tile, memory);
     }
   });
-  if (schedule.merges.empty()) return;
+  if (plan.merges.empty()) return;
   const int num_threads = executor.num_threads();
   executor.run([&](int worker) {  // every worker a slice of each merge's rows
-    for (const plan::Merge& merge : schedule.merges) {
+    for (const plan::Merge& merge : plan.merges) {
       const auto slice = [&](int64_t part) {
         return static_cast<int32_t>(merge.num_rows * part / num_threads);
       };

@@ -1,5 +1,6 @@
 #include "core/attention_impl.hpp"
 #include "cpu/reference.hpp"
+#include "device/runtime.hpp"
 
 namespace mla {
 namespace {
@@ -12,8 +13,8 @@ constexpr const AttentionImpl* kCpuImpls[] = {
 }  // namespace
 
 std::span<const AttentionImpl* const> attention_impls(DeviceKind kind) {
-  if (kind == DeviceKind::kCpu) return kCpuImpls;
-  return {};
+  return device::runs_on_host({kind, 0}) ? std::span(kCpuImpls)
+                                         : std::span<const AttentionImpl* const>{};
 }
 
 }  // namespace mla

@@ -75,4 +75,8 @@ void make_schedule(const ScheduleInput& input, const CostModel& model, Schedule&
 int64_t max_partial_rows(const Limits& limits, const Geometry& geometry, int32_t num_workers,
                          const SplitPolicy& splits, const CostModel& model);
 
+/// The most tiles, an upper bound for every batch within the limits; at most kMaxTiles.
+int64_t max_tiles(const Limits& limits, const Geometry& geometry, int32_t num_workers,
+                  const SplitPolicy& splits, const CostModel& model);
+
 }  // namespace mla::plan

@@ -1,5 +1,3 @@
-#include "mla/executor.hpp"
-
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -8,6 +6,7 @@
 #include <vector>
 
 #include "mla/error.hpp"
+#include "mla/executor.hpp"
 
 namespace mla {
 namespace {

@@ -1,0 +1,67 @@
+#include <cstring>
+#include <new>
+
+#include "device/runtimes.hpp"
+#include "mla/error.hpp"
+
+namespace mla::device {
+namespace {
+
+constexpr std::align_val_t kAlignment{64};
+
+[[noreturn]] void refuse_capture() {
+  throw_invalid({.what = "stream",
+                 .where = "begin_capture",
+                 .expected = "a device with graphs",
+                 .got = "cpu"});
+}
+
+class CpuRuntime final : public Runtime {
+ public:
+  bool is_immediate() const override { return true; }
+  void* allocate(size_t bytes) override { return ::operator new(bytes, kAlignment); }
+  void release(void* memory) noexcept override { ::operator delete(memory, kAlignment); }
+  void* allocate_staging(size_t bytes) override { return allocate(bytes); }
+  void release_staging(void* memory) noexcept override { release(memory); }
+
+  void copy_to_device(void* to, const void* from, size_t bytes, Stream) override {
+    std::memcpy(to, from, bytes);
+  }
+
+  // Everything is done when it is asked for, so events are always reached.
+  Event create_event() override { return {}; }
+  void destroy_event(Event) noexcept override {}
+  void record(Event, Stream) override {}
+  bool is_reached(Event) override { return true; }
+  void wait_on_host(Event) override {}
+  void wait_on_stream(Stream, Event) override {}
+  void synchronize(Stream) override {}
+
+  bool is_capturing(Stream) override { return false; }
+  void begin_capture(Stream) override { refuse_capture(); }
+  Graph end_capture(Stream) override { refuse_capture(); }
+  void replay(Graph, Stream) override { refuse_capture(); }
+  void destroy_graph(Graph) noexcept override {}
+
+  void submit(Stream, const char*, std::function<void()> work) override { work(); }
+};
+
+}  // namespace
+
+Runtime& cpu_runtime() {
+  static CpuRuntime runtime;
+  return runtime;
+}
+
+Runtime& runtime_of(Device device) {
+  if (device == Device{}) return cpu_runtime();
+  if (device.kind == DeviceKind::kRecording) {
+    if (Runtime* runtime = find_recording_runtime(device.index)) return *runtime;
+  }
+  throw_invalid({.what = "device",
+                 .where = "PagedAttention",
+                 .expected = "cpu, or a recording device that lives",
+                 .got = to_string(device)});
+}
+
+}  // namespace mla::device

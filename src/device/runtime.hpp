@@ -1,0 +1,70 @@
+#pragma once
+
+#include <cstddef>
+#include <functional>
+
+#include "mla/device.hpp"
+
+// The few things that the library asks of a device besides its kernels. What stands above (staging,
+// graphs, resources) is written once against this and runs on each of them.
+namespace mla::device {
+
+/// A point in the work of a stream.
+struct Event {
+  void* handle = nullptr;
+};
+
+/// A captured piece of work.
+struct Graph {
+  void* handle = nullptr;
+};
+
+class Runtime {
+ public:
+  virtual ~Runtime() = default;
+
+  /// True where work is done when the call that asks for it returns: there are no streams, and
+  /// host memory is device memory.
+  virtual bool is_immediate() const = 0;
+
+  /// Memory of the device, 64-byte aligned. Throws std::bad_alloc.
+  virtual void* allocate(size_t bytes) = 0;
+  virtual void release(void* memory) noexcept = 0;
+  /// Host memory that copies read while the host goes on (page-locked where that matters).
+  virtual void* allocate_staging(size_t bytes) = 0;
+  virtual void release_staging(void* memory) noexcept = 0;
+
+  /// Queues a copy; `from` must keep its contents until the copy is done.
+  virtual void copy_to_device(void* to, const void* from, size_t bytes, Stream stream) = 0;
+
+  virtual Event create_event() = 0;
+  virtual void destroy_event(Event event) noexcept = 0;
+  /// The event is now behind everything queued on the stream so far.
+  virtual void record(Event event, Stream stream) = 0;
+  /// An event that was never recorded counts as reached.
+  virtual bool is_reached(Event event) = 0;
+  virtual void wait_on_host(Event event) = 0;
+  /// What is queued on the stream from now on runs after the event.
+  virtual void wait_on_stream(Stream stream, Event event) = 0;
+  virtual void synchronize(Stream stream) = 0;
+
+  virtual bool is_capturing(Stream stream) = 0;
+  /// Work queued on the stream between the two calls is kept in the graph instead of being done.
+  virtual void begin_capture(Stream stream) = 0;
+  virtual Graph end_capture(Stream stream) = 0;
+  virtual void replay(Graph graph, Stream stream) = 0;
+  virtual void destroy_graph(Graph graph) noexcept = 0;
+
+  /// Runs `work` in the stream's order on host-visible device memory: at once on the CPU, when its
+  /// turn comes on the recording device. `name` is what a recording shows. CUDA has kernels instead
+  /// and never gets here.
+  virtual void submit(Stream stream, const char* name, std::function<void()> work) = 0;
+};
+
+/// The runtime of a device. Throws InvalidArgument where the library has none.
+Runtime& runtime_of(Device device);
+
+/// Whether work of this device is done by the kernels of the CPU table.
+inline bool runs_on_host(Device device) { return device.kind != DeviceKind::kCuda; }
+
+}  // namespace mla::device

@@ -1,0 +1,192 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "device/runtime.hpp"
+#include "mla/attention.hpp"
+#include "mla/error.hpp"
+#include "mla/recording_device.hpp"
+#include "mla/supports.hpp"
+
+// Plans, runs and captured runs on a device that does its work later.
+namespace mla {
+namespace {
+
+using testing::IsEmpty;
+
+constexpr int32_t kHeads = 2, kRank = 4, kPages = 64;
+
+// Page p holds one key with the value p, so that a request that sees one page attends to its number
+// and one that sees several to their mean.
+struct CaptureUnit : testing::Test {
+  RecordingDevice device;
+  device::Runtime& runtime = device::runtime_of(device.device());
+  std::vector<float> pool = std::vector<float>(kPages * kRank);
+  std::vector<float> q = std::vector<float>(8 * kHeads * kRank, 0.0F);
+  std::vector<float> out = std::vector<float>(8 * kHeads * kRank, -1.0F);
+
+  CaptureUnit() {
+    for (size_t i = 0; i < pool.size(); ++i) pool[i] = static_cast<float>(i / kRank);
+  }
+
+  AttentionConfig config() const {
+    return {.geometry = {.num_heads = kHeads,
+                         .kv_lora_rank = kRank,
+                         .qk_rope_head_dim = 0,
+                         .page_size = 1,
+                         .dtype = DType::kFloat32,
+                         .kv_dtype = DType::kFloat32},
+            .num_pages = kPages,
+            .device = device.device(),
+            .limits = {.max_rows = 8, .max_tokens = 8, .max_listed_pages = 512},
+            .bucket = Bucket{.num_rows = 8, .num_tokens = 8},
+            .capture = true,
+            .kernel = "reference",
+            .executor = std::make_shared<Executor>(2)};
+  }
+
+  RunArgs args() {
+    const auto tokens = std::array<int64_t, 3>{8, kHeads, kRank};
+    return {
+        .q_nope = contiguous_view(q.data(), tokens, device.device()),
+        .cache = split_latent(
+            contiguous_view(pool.data(), std::array<int64_t, 3>{kPages, 1, kRank}, device.device()),
+            kRank),
+        .out = contiguous_view(out.data(), tokens, device.device())};
+  }
+
+  // One query a row; row i sees the pages listed for it.
+  static void plan(PagedAttention& attention, const std::vector<std::vector<int32_t>>& pages,
+                   Stream stream) {
+    std::vector<int32_t> qo = {0}, kv = {0}, indices, len;
+    for (const auto& row : pages) {
+      qo.push_back(qo.back() + 1);
+      kv.push_back(kv.back() + static_cast<int32_t>(row.size()));
+      indices.insert(indices.end(), row.begin(), row.end());
+      len.push_back(static_cast<int32_t>(row.size()));
+    }
+    attention.plan({.qo_indptr = qo, .kv_indptr = kv, .kv_indices = indices, .kv_len = len},
+                   {.sm_scale = 1}, stream);
+  }
+
+  void expect_means(const std::vector<std::vector<int32_t>>& pages) const {
+    for (size_t row = 0; row < 8; ++row) {
+      float mean = 0;
+      if (row < pages.size()) {
+        for (const int32_t page : pages[row]) {
+          mean += static_cast<float>(page) / static_cast<float>(pages[row].size());
+        }
+      }
+      EXPECT_NEAR(out[row * kHeads * kRank], mean, 1e-4) << "row " << row;
+    }
+  }
+};
+
+TEST_F(CaptureUnit, ReplayFollowsLaterPlans) {  // vllm PR 36611
+  PagedAttention attention(config());
+  const Stream stream = device.create_stream();
+  plan(attention, {{1}, {2}}, stream);
+  runtime.begin_capture(stream);
+  attention.run(args(), stream);  // the first run of all is a capture
+  const device::Graph graph = runtime.end_capture(stream);
+  std::mt19937 random(1);
+  for (int round = 0; round < 200; ++round) {
+    std::vector<std::vector<int32_t>> pages(random() % 9);
+    for (auto& row : pages) {
+      row.resize(random() % 40);
+      for (int32_t& page : row) page = static_cast<int32_t>(random() % kPages);
+    }
+    plan(attention, pages, stream);
+    attention.order_replay(stream);
+    runtime.replay(graph, stream);
+    device.finish_all(static_cast<uint64_t>(round));
+    expect_means(pages);
+  }
+  EXPECT_THAT(device.violations(), IsEmpty());
+  runtime.destroy_graph(graph);
+}
+
+TEST_F(CaptureUnit, PlansAheadOfTheDeviceReachTheirOwnReplays) {
+  PagedAttention attention(config());
+  const Stream planning = device.create_stream();
+  const Stream running = device.create_stream();
+  plan(attention, {{1}}, planning);
+  runtime.begin_capture(running);
+  attention.run(args(), running);
+  const device::Graph graph = runtime.end_capture(running);
+  std::vector<float> seen;
+  for (int32_t page = 0; page < 20; ++page) {
+    plan(attention, {{page}}, planning);
+    attention.order_replay(running);
+    runtime.replay(graph, running);
+    runtime.submit(running, "look", [&] { seen.push_back(out[0]); });
+  }
+  device.finish_all(3);
+  ASSERT_EQ(seen.size(), 20U);
+  for (size_t page = 0; page < seen.size(); ++page) EXPECT_EQ(seen[page], static_cast<float>(page));
+  EXPECT_THAT(device.violations(), IsEmpty());
+  runtime.destroy_graph(graph);
+}
+
+TEST_F(CaptureUnit, RunAndPlanAllocateNothingOnTheDevice) {
+  PagedAttention attention(config());
+  const int64_t before = device.num_allocations();
+  for (int32_t page = 0; page < 10; ++page) {
+    plan(attention, {{page}, {page, page}}, {});
+    attention.run(args());
+  }
+  EXPECT_EQ(device.num_allocations(), before);
+  device.finish_all();
+}
+
+TEST_F(CaptureUnit, BuffersKeepTheirAddresses) {
+  PagedAttention attention(config());
+  plan(attention, {{1}}, {});
+  const int32_t* qo = attention.qo_indptr_buf().data;
+  const int32_t* len = attention.kv_len_buf().data;
+  plan(attention, {{1}, {2}, {3, 4}}, {});
+  EXPECT_EQ(attention.qo_indptr_buf().data, qo);
+  EXPECT_EQ(attention.kv_len_buf().data, len);
+  device.finish_all();
+  EXPECT_EQ(len[2], 2);
+  EXPECT_EQ(len[3], 0);
+  EXPECT_EQ(qo[8], 3);
+}
+
+TEST_F(CaptureUnit, CaptureWithoutABucketOrWithoutAskingIsRefused) {
+  AttentionConfig no_bucket = config();
+  no_bucket.bucket.reset();
+  EXPECT_THROW(PagedAttention{no_bucket}, InvalidArgument);
+  AttentionConfig not_asked = config();
+  not_asked.capture = false;
+  PagedAttention attention(not_asked);
+  plan(attention, {{1}}, {});
+  runtime.begin_capture({});
+  EXPECT_THROW(attention.run(args()), InvalidState);
+  runtime.destroy_graph(runtime.end_capture({}));
+}
+
+TEST_F(CaptureUnit, PlanInsideACaptureIsRefusedAndTheLastOneStays) {
+  PagedAttention attention(config());
+  plan(attention, {{5}}, {});
+  runtime.begin_capture({});
+  EXPECT_THROW(plan(attention, {{6}}, {}), InvalidState);
+  attention.run(args());
+  const device::Graph graph = runtime.end_capture({});
+  runtime.replay(graph, {});
+  device.finish_all();
+  EXPECT_EQ(out[0], 5);
+  runtime.destroy_graph(graph);
+}
+
+TEST_F(CaptureUnit, SupportsSaysThatItCanBeCaptured) {
+  EXPECT_TRUE(supports(config().geometry, device.device()).capturable);
+  EXPECT_FALSE(supports(config().geometry, Device{}).capturable);
+}
+
+}  // namespace
+}  // namespace mla
