@@ -17,6 +17,7 @@ struct CostModel {
   double block_ns = 0;        ///< one block of keys, whatever the rows
   double block_row_ns = 0;    ///< and for each row of the tile
   double partial_row_ns = 0;  ///< one partial row written, read again and merged
+  double merge_ns = 0;        ///< once, where anything is merged at all: a barrier, a launch
 };
 
 /// Rows of one request against a range of its keys. Row r is query r / num_heads, head
@@ -48,6 +49,8 @@ struct Schedule {
   std::vector<Merge> merges;
   int64_t num_partial_rows = 0;
   int32_t max_splits = 0;  ///< the most parts of one row's keys; 0 without tiles
+
+  std::vector<Tile> row_tiles;  ///< memory of make_schedule: the tiles before they are cut
 };
 
 struct ScheduleInput {
@@ -59,23 +62,26 @@ struct ScheduleInput {
   SplitPolicy splits{};
 };
 
-/// The most tiles and partial rows of one schedule; more are refused.
+/// The most row tiles (query tokens x heads / tile_rows + requests, rounded down), prescribed parts
+/// and partial rows of one schedule; more are refused.
 inline constexpr int64_t kMaxTiles = int64_t{1} << 24;
 inline constexpr int64_t kMaxPartialRows = int64_t{1} << 31;
 
 /// Cuts the batch into tiles and shares them out. Every (row, visible key) pair is in exactly one
 /// tile; every row is in at least one, so that all outputs are written. Pure: the same input gives
-/// the same schedule.
-/// Throws InvalidArgument: more than kMaxTiles tiles or kMaxPartialRows partial rows.
+/// the same schedule. Allocates only where `schedule` never held as much. The scheme, its bound on
+/// the heaviest worker's load and the proof are in docs/planner.md.
+/// Throws InvalidArgument: above kMaxTiles or kMaxPartialRows; the message has the number.
 void make_schedule(const ScheduleInput& input, const CostModel& model, Schedule& schedule);
 
-/// The most partial rows that make_schedule can ask for within the limits: exact, some batch
-/// within them needs this many (automatic splits: an upper bound that holds for every batch).
-/// Throws InvalidArgument: more than kMaxPartialRows.
+/// The most partial rows that make_schedule can ask for within the limits. Fixed and forced splits:
+/// exact, some batch within them needs this many. Automatic splits: a bound that holds for every
+/// batch.
+/// Throws InvalidArgument: above kMaxPartialRows.
 int64_t max_partial_rows(const Limits& limits, const Geometry& geometry, int32_t num_workers,
                          const SplitPolicy& splits, const CostModel& model);
 
-/// The most tiles, an upper bound for every batch within the limits; at most kMaxTiles.
+/// The most tiles, an upper bound for every batch within the limits that make_schedule accepts.
 int64_t max_tiles(const Limits& limits, const Geometry& geometry, int32_t num_workers,
                   const SplitPolicy& splits, const CostModel& model);
 

@@ -1,0 +1,67 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "plan/row_tiles.hpp"
+#include "plan/schedule.hpp"
+
+namespace mla::plan {
+
+inline bool is_automatic(const SplitPolicy& splits) {
+  return splits.fixed_tokens <= 0 && splits.forced_count <= 0;
+}
+
+/// The parts of one row tile's keys: the first `longer` of them have steps + 1 steps, the others
+/// `steps`, the last what is left. None is empty, but for the only one of a tile without keys.
+struct Parts {
+  int64_t count = 1;
+  int64_t steps = 0;
+  int64_t longer = 0;
+  int64_t step_tokens = 1;
+  int64_t keys = 0;
+
+  int64_t begin(int64_t part) const {
+    return std::min((part * steps + std::min(part, longer)) * step_tokens, keys);
+  }
+};
+
+/// The parts that a fixed size or a forced count prescribes.
+class Prescription {
+ public:
+  Prescription(const SplitPolicy& splits, const CostModel& model)
+      : fixed_(splits.fixed_tokens > 0),
+        most_parts_(fixed_ ? kMaxSplits : std::min(splits.forced_count, kMaxSplits)),
+        step_tokens_(ceil_div(std::max(splits.fixed_tokens, 1), model.split_align) *
+                     model.split_align),
+        steps_of_(step_tokens_) {}
+
+  /// Of a row tile that sees `keys` of its request's keys.
+  Parts parts(int64_t keys, int64_t request_keys) const {
+    Parts parts{.step_tokens = step_tokens_, .keys = keys};
+    const int64_t steps = steps_of_(keys);
+    if (fixed_) {
+      // From all of the request's keys, so that its row tiles are cut at the same places.
+      const int64_t request_steps = steps_of_(request_keys);
+      parts.steps = request_steps <= most_parts_ ? 1 : ceil_div(request_steps, most_parts_);
+      parts.count = parts.steps == 1 ? steps : ceil_div(steps, parts.steps);
+      parts.count = std::max<int64_t>(parts.count, 1);
+    } else {
+      parts.count = std::clamp<int64_t>(steps, 1, most_parts_);
+      parts.steps = steps / parts.count;
+      parts.longer = steps % parts.count;
+    }
+    return parts;
+  }
+
+  /// The most parts that a row tile of up to so many keys has.
+  int64_t most_parts(int64_t keys) const { return std::min(most_parts_, steps_of_(keys)); }
+
+ private:
+  bool fixed_;
+  int64_t most_parts_;
+  int64_t step_tokens_;
+  CeilDivider steps_of_;
+};
+
+}  // namespace mla::plan
