@@ -1,5 +1,6 @@
 #include "core/attention_impl.hpp"
 #include "cpu/reference.hpp"
+#include "cpu/simd_impls.hpp"
 #include "device/runtime.hpp"
 
 namespace mla {
@@ -7,6 +8,13 @@ namespace {
 
 // In order of preference. The reference is last: it is there to be asked for by name.
 constexpr const AttentionImpl* kCpuImpls[] = {
+#if defined(__x86_64__)
+    &cpu::kAvx512Impl,
+    &cpu::kAvx2Impl,
+#elif defined(__aarch64__)
+    &cpu::kNeonImpl,
+#endif
+    &cpu::kScalarImpl,
     &cpu::kReferenceImpl,
 };
 

@@ -1,0 +1,29 @@
+#define HWY_BASELINE_TARGETS HWY_AVX2
+#define HWY_COMPILE_ONLY_STATIC
+#define HWY_DISABLE_PCLMUL_AES
+#include "cpu/attention-inl.hpp"
+#include "cpu/simd_impls.hpp"
+
+namespace mla::cpu {
+namespace {
+
+namespace isa = HWY_NAMESPACE;
+
+const char* refuses(const Geometry&, const CacheStrides&) { return avx2_missing(); }
+
+plan::CostModel cost_model(const Geometry& geometry) {
+  return simd_cost_model(
+      geometry, isa::kLanes,
+      {.fma_per_ns = 35, .widen_per_ns = 5, .tile_row_ns = 1000, .partial_per_ns = 0.5});
+}
+
+}  // namespace
+
+const AttentionImpl kAvx2Impl = {.name = "cpu_avx2",
+                                 .capturable = false,
+                                 .refuses = &refuses,
+                                 .cost_model = &cost_model,
+                                 .worker_bytes = &isa::worker_bytes,
+                                 .run_tile = &isa::run_tile};
+
+}  // namespace mla::cpu

@@ -1,0 +1,28 @@
+#define HWY_BASELINE_TARGETS HWY_NEON
+#define HWY_COMPILE_ONLY_STATIC
+#include "cpu/attention-inl.hpp"
+#include "cpu/simd_impls.hpp"
+
+namespace mla::cpu {
+namespace {
+
+namespace isa = HWY_NAMESPACE;
+
+const char* refuses(const Geometry&, const CacheStrides&) { return nullptr; }
+
+plan::CostModel cost_model(const Geometry& geometry) {
+  return simd_cost_model(
+      geometry, isa::kLanes,
+      {.fma_per_ns = 16, .widen_per_ns = 4, .tile_row_ns = 1000, .partial_per_ns = 0.5});
+}
+
+}  // namespace
+
+const AttentionImpl kNeonImpl = {.name = "cpu_neon",
+                                 .capturable = false,
+                                 .refuses = &refuses,
+                                 .cost_model = &cost_model,
+                                 .worker_bytes = &isa::worker_bytes,
+                                 .run_tile = &isa::run_tile};
+
+}  // namespace mla::cpu

@@ -1,0 +1,27 @@
+#define HWY_COMPILE_ONLY_SCALAR
+#include "cpu/attention-inl.hpp"
+#include "cpu/simd_impls.hpp"
+
+namespace mla::cpu {
+namespace {
+
+namespace isa = HWY_NAMESPACE;
+
+const char* refuses(const Geometry&, const CacheStrides&) { return nullptr; }
+
+plan::CostModel cost_model(const Geometry& geometry) {
+  return simd_cost_model(
+      geometry, isa::kLanes,
+      {.fma_per_ns = 2, .widen_per_ns = 1, .tile_row_ns = 1000, .partial_per_ns = 0.5});
+}
+
+}  // namespace
+
+const AttentionImpl kScalarImpl = {.name = "cpu_scalar",
+                                   .capturable = false,
+                                   .refuses = &refuses,
+                                   .cost_model = &cost_model,
+                                   .worker_bytes = &isa::worker_bytes,
+                                   .run_tile = &isa::run_tile};
+
+}  // namespace mla::cpu

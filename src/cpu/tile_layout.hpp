@@ -1,0 +1,41 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "mla/geometry.hpp"
+
+namespace mla::cpu {
+
+/// Working memory of one worker, whatever the geometry.
+inline constexpr size_t kMaxWorkerBytes = size_t{2} << 20;
+
+/// The shapes of the SIMD kernel for one geometry and vector width, and where each buffer lies in
+/// the worker's memory. The only place that knows them: cost model, memory query and kernel ask it.
+struct TileLayout {
+  int32_t tile_rows = 0;     ///< rows of a tile at most
+  int32_t block_tokens = 0;  ///< keys that are widened to fp32 together
+  int32_t rank_padded = 0;   ///< kv_lora_rank rounded up to whole vectors
+  int32_t width_padded = 0;  ///< and the rope columns after it, rounded up too
+  int32_t key_stride = 0;    ///< floats from one widened key to the next
+  int32_t out_stride = 0;    ///< floats from one row of accumulators to the next
+  // Byte offsets of the buffers.
+  size_t queries_at = 0;  ///< fp32 queries, [panel][column][row] or [row][column]
+  size_t keys_at = 0;     ///< [block_tokens][key_stride], one block widened
+  size_t scores_at = 0;   ///< [panel][key][row]: scores, then weights of the block
+  size_t out_at = 0;      ///< [tile_rows][out_stride], sums of weight x value since the last fold
+  size_t total_at = 0;    ///< the same, of all folds
+  size_t rows_at = 0;     ///< kRowVectors fp32 or int32 numbers a row
+  size_t sources_at = 0;  ///< pointers to the rows of this block and of the next one
+  size_t bytes = 0;
+};
+
+/// Numbers kept for each row: running maximum, sum, rescaling factor, maximum and sum at the last
+/// fold, end of its visible keys.
+inline constexpr int32_t kRowVectors = 6;
+
+/// `lanes`: fp32 lanes of a vector. At most kMaxWorkerBytes for every geometry that the library
+/// accepts: blocks and tiles shrink for wide latents.
+TileLayout tile_layout(const Geometry& geometry, int32_t lanes);
+
+}  // namespace mla::cpu
