@@ -33,7 +33,7 @@ struct Segment {
 /// How many pages one segment lacks.
 struct Shortage {
   RequestId request = 0;
-  std::string label;
+  std::string label{};
   int64_t pages = 0;
 };
 
@@ -41,7 +41,7 @@ struct Shortage {
 /// not suffice are listed.
 struct AdmitResult {
   int64_t pages_short = 0;  ///< 0: admitted
-  std::vector<Shortage> shortages;
+  std::vector<Shortage> shortages{};
 
   explicit operator bool() const { return pages_short == 0; }
 };
@@ -49,24 +49,24 @@ struct AdmitResult {
 /// One stream's part of a plan.
 struct KvView {
   RequestId request = 0;
-  std::string_view label;
-  std::span<const int32_t> pages;  ///< those that hold its `length` tokens, in token order
-  int64_t start = 0;               ///< tokens stored before the step: position of its first new row
-  int64_t to_compute = 0;          ///< rows that the step appends
-  int64_t length = 0;              ///< start + to_compute
+  std::string_view label{};
+  std::span<const int32_t> pages{};  ///< those that hold its `length` tokens, in token order
+  int64_t start = 0;       ///< tokens stored before the step: position of its first new row
+  int64_t to_compute = 0;  ///< rows that the step appends
+  int64_t length = 0;      ///< start + to_compute
 };
 
 /// One label's part of a plan (B streams, T new rows), in packed order: the order of the step's
 /// segments. Valid until the next plan. The arrays are those of Batch.
 struct LabelPlan {
-  std::string_view label;
-  std::span<const KvView> views;              ///< [B]
-  std::span<const int32_t> qo_indptr;         ///< [B + 1]
-  std::span<const int32_t> kv_indptr;         ///< [B + 1]
-  std::span<const int32_t> kv_indices;        ///< [kv_indptr[B]]
-  std::span<const int32_t> kv_len;            ///< [B], new rows included
-  std::span<const int32_t> kv_last_page_len;  ///< [B], 0 for a stream without tokens
-  std::span<const int64_t> slots;             ///< [T], where each new row lands in the pool
+  std::string_view label{};
+  std::span<const KvView> views{};              ///< [B]
+  std::span<const int32_t> qo_indptr{};         ///< [B + 1]
+  std::span<const int32_t> kv_indptr{};         ///< [B + 1]
+  std::span<const int32_t> kv_indices{};        ///< [kv_indptr[B]]
+  std::span<const int32_t> kv_len{};            ///< [B], new rows included
+  std::span<const int32_t> kv_last_page_len{};  ///< [B], 0 for a stream without tokens
+  std::span<const int64_t> slots{};             ///< [T], where each new row lands in the pool
 
   Batch batch() const { return {qo_indptr, kv_indptr, kv_indices, kv_len, {}}; }
 };
@@ -85,7 +85,7 @@ struct PageCounts {
 struct KvOptions {
   /// Runs check() after every call that changes something. None: where the library was built with
   /// assertions.
-  std::optional<bool> check_every_call;
+  std::optional<bool> check_every_call{};
 };
 
 /// Who holds which pages of a pool, and what a step appends where.

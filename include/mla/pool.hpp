@@ -22,7 +22,7 @@ struct PoolConfig {
   Device device{};
   /// At least LatentPool::bytes(config), 64-byte aligned, on the device; it must outlive the pool.
   /// Empty: the pool owns its memory, and pages that nobody wrote to cost none.
-  std::span<std::byte> memory;
+  std::span<std::byte> memory{};
 };
 
 /// Copies page `from` to page `to`.
@@ -78,6 +78,10 @@ class MLA_API LatentPool {
   void copy_pages(std::span<const PageCopy> copies, Stream stream = {});
 
  private:
+  int64_t latent_width() const { return int64_t{config_.kv_lora_rank} + config_.qk_rope_head_dim; }
+  void check_layer(const char* where, int32_t layer) const;
+  std::byte* row(int32_t layer, int64_t slot) const;
+
   PoolConfig config_;
   std::byte* data_ = nullptr;
   size_t owned_bytes_ = 0;  // 0: lent

@@ -1,0 +1,224 @@
+#include <sys/mman.h>
+
+#include <cstring>
+#include <new>
+#include <string>
+#include <utility>
+
+#include "mla/error.hpp"
+#include "mla/pool.hpp"
+
+namespace mla {
+namespace {
+
+constexpr size_t kAlignment = 64;  // bytes, of lent memory
+
+void check_range(const char* what, const char* where, int64_t value, int64_t low, int64_t high) {
+  if (value >= low && value <= high) return;
+  throw_invalid({.what = what,
+                 .where = where,
+                 .expected = std::to_string(low) + " to " + std::to_string(high),
+                 .got = std::to_string(value)});
+}
+
+size_t checked_bytes(const PoolConfig& config, const char* where) {
+  if (config.device.kind != DeviceKind::kCpu) {
+    throw_invalid({"config.device", where, "cpu", to_string(config.device)});
+  }
+  if (config.dtype != DType::kFloat32 && config.dtype != DType::kBFloat16 &&
+      config.dtype != DType::kFloat16) {
+    throw_invalid(
+        {"config.dtype", where, "fp32, bf16 or fp16", std::string(name_of(config.dtype))});
+  }
+  check_range("config.num_layers", where, config.num_layers, 1, INT32_MAX);
+  check_range("config.num_pages", where, config.num_pages, 1, kMaxPoolPages - 1);
+  check_range("config.page_size", where, config.page_size, 1, INT32_MAX);
+  check_range("config.kv_lora_rank", where, config.kv_lora_rank, 1, kMaxLatentWidth);
+  check_range("config.qk_rope_head_dim", where, config.qk_rope_head_dim, 0,
+              kMaxLatentWidth - config.kv_lora_rank);
+  const int64_t latent = int64_t{config.kv_lora_rank} + config.qk_rope_head_dim;
+  int64_t bytes = latent * size_of(config.dtype);
+  if (__builtin_mul_overflow(bytes, config.page_size, &bytes) ||
+      __builtin_mul_overflow(bytes, config.num_pages + 1, &bytes) ||
+      __builtin_mul_overflow(bytes, config.num_layers, &bytes)) {
+    throw_invalid({.what = "config",
+                   .where = where,
+                   .expected = "at most 2^63 - 1 bytes",
+                   .got = std::to_string(config.num_layers) + " layers of " +
+                          std::to_string(config.num_pages + 1) + " pages of " +
+                          std::to_string(config.page_size) + " rows of " + std::to_string(latent) +
+                          " " + std::string(name_of(config.dtype))});
+  }
+  return static_cast<size_t>(bytes);
+}
+
+// Rows that append reads or gather writes: [num_rows, width] of the pool's dtype and device.
+template <class View>
+void check_rows(const char* what, const char* where, const PoolConfig& config, const View& rows,
+                size_t num_rows, int64_t width) {
+  const auto refuse = [&](const char* part, std::string expected, std::string got) {
+    throw_invalid({std::string(what) + part, where, std::move(expected), std::move(got)});
+  };
+  const std::array<int64_t, 2> shape{static_cast<int64_t>(num_rows), width};
+  if (rows.shape != shape) refuse(".shape", to_string(shape), to_string(rows.shape));
+  if (rows.dtype != config.dtype) {
+    refuse(".dtype", std::string(name_of(config.dtype)) + " as the pool",
+           std::string(name_of(rows.dtype)));
+  }
+  if (rows.device != config.device) {
+    refuse(".device", to_string(config.device), to_string(rows.device));
+  }
+  if (num_rows == 0) return;
+  if (width > 1 && rows.stride[1] != 1) refuse(".stride[1]", "1", std::to_string(rows.stride[1]));
+  if (rows.data == nullptr) refuse(".data", "memory", "null");
+}
+
+void check_slots(const char* where, std::span<const int64_t> slots, int64_t num_slots) {
+  for (size_t i = 0; i < slots.size(); ++i) {
+    if (slots[i] >= -1 && slots[i] < num_slots) continue;
+    throw_invalid({.what = "slots[" + std::to_string(i) + "]",
+                   .where = where,
+                   .expected = "-1 to " + std::to_string(num_slots - 1),
+                   .got = std::to_string(slots[i])});
+  }
+}
+
+}  // namespace
+
+size_t LatentPool::bytes(const PoolConfig& config) {
+  return checked_bytes(config, "LatentPool::bytes");
+}
+
+LatentPool::LatentPool(const PoolConfig& config) : config_(config) {
+  const size_t needed = checked_bytes(config, "LatentPool");
+  if (!config.memory.empty()) {
+    if (config.memory.size() < needed) {
+      throw_invalid({"config.memory", "LatentPool", std::to_string(needed) + " bytes",
+                     std::to_string(config.memory.size()) + " bytes"});
+    }
+    const auto address = reinterpret_cast<uintptr_t>(config.memory.data());
+    if (address % kAlignment != 0) {
+      throw_invalid({"config.memory", "LatentPool", "64-byte alignment",
+                     "an address " + std::to_string(address % kAlignment) + " bytes past it"});
+    }
+    data_ = config.memory.data();
+    return;
+  }
+  // Mapped, not allocated: pages that nobody writes to take no memory, however large the pool.
+  void* mapped = mmap(nullptr, needed, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (mapped == MAP_FAILED) throw std::bad_alloc();
+  data_ = static_cast<std::byte*>(mapped);
+  owned_bytes_ = needed;
+}
+
+LatentPool::~LatentPool() {
+  if (owned_bytes_ != 0) munmap(data_, owned_bytes_);
+}
+
+LatentPool::LatentPool(LatentPool&& other) noexcept
+    : config_(other.config_),
+      data_(std::exchange(other.data_, nullptr)),
+      owned_bytes_(std::exchange(other.owned_bytes_, 0)) {}
+
+LatentPool& LatentPool::operator=(LatentPool&& other) noexcept {
+  std::swap(config_, other.config_);
+  std::swap(data_, other.data_);
+  std::swap(owned_bytes_, other.owned_bytes_);
+  return *this;
+}
+
+Tensor<3> LatentPool::layer(int32_t layer) {
+  check_layer("LatentPool::layer", layer);
+  return contiguous_view(static_cast<void*>(row(layer, 0)),
+                         std::array{total_pages(), int64_t{config_.page_size}, latent_width()},
+                         config_.dtype, config_.device);
+}
+
+ConstTensor<3> LatentPool::layer(int32_t layer) const {
+  check_layer("LatentPool::layer", layer);
+  return contiguous_view(static_cast<const void*>(row(layer, 0)),
+                         std::array{total_pages(), int64_t{config_.page_size}, latent_width()},
+                         config_.dtype, config_.device);
+}
+
+LatentViews LatentPool::views(int32_t layer) const {
+  return split_latent(this->layer(layer), config_.kv_lora_rank);
+}
+
+void LatentPool::append(int32_t layer, std::span<const int64_t> slots, const ConstTensor<2>& ckv,
+                        const ConstTensor<2>& kpe, Stream /*stream*/) {
+  constexpr const char* kWhere = "LatentPool::append";
+  check_layer(kWhere, layer);
+  check_rows("ckv", kWhere, config_, ckv, slots.size(), config_.kv_lora_rank);
+  if (config_.qk_rope_head_dim > 0) {
+    check_rows("kpe", kWhere, config_, kpe, slots.size(), config_.qk_rope_head_dim);
+  }
+  check_slots(kWhere, slots, total_pages() * config_.page_size);
+
+  const int64_t element = size_of(config_.dtype);
+  const auto ckv_bytes = static_cast<size_t>(config_.kv_lora_rank * element);
+  const auto kpe_bytes = static_cast<size_t>(config_.qk_rope_head_dim * element);
+  for (size_t i = 0; i < slots.size(); ++i) {
+    if (slots[i] < 0) continue;
+    const auto source_row = static_cast<int64_t>(i);
+    std::byte* target = row(layer, slots[i]);
+    std::memcpy(target,
+                static_cast<const std::byte*>(ckv.data) + source_row * ckv.stride[0] * element,
+                ckv_bytes);
+    if (kpe_bytes == 0) continue;
+    std::memcpy(target + ckv_bytes,
+                static_cast<const std::byte*>(kpe.data) + source_row * kpe.stride[0] * element,
+                kpe_bytes);
+  }
+}
+
+void LatentPool::gather(int32_t layer, std::span<const int64_t> slots, const Tensor<2>& rows,
+                        Stream /*stream*/) const {
+  constexpr const char* kWhere = "LatentPool::gather";
+  check_layer(kWhere, layer);
+  check_rows("rows", kWhere, config_, rows, slots.size(), latent_width());
+  check_slots(kWhere, slots, total_pages() * config_.page_size);
+
+  const int64_t element = size_of(config_.dtype);
+  for (size_t i = 0; i < slots.size(); ++i) {
+    if (slots[i] < 0) continue;
+    std::memcpy(
+        static_cast<std::byte*>(rows.data) + static_cast<int64_t>(i) * rows.stride[0] * element,
+        row(layer, slots[i]), static_cast<size_t>(latent_width() * element));
+  }
+}
+
+void LatentPool::copy_pages(std::span<const PageCopy> copies, Stream /*stream*/) {
+  for (size_t i = 0; i < copies.size(); ++i) {
+    for (const int32_t page : {copies[i].from, copies[i].to}) {
+      if (page >= 0 && page < total_pages()) continue;
+      throw_invalid(
+          {.what = "copies[" + std::to_string(i) + "]",
+           .where = "LatentPool::copy_pages",
+           .expected = "pages 0 to " + std::to_string(total_pages() - 1),
+           .got = std::to_string(copies[i].from) + " to " + std::to_string(copies[i].to)});
+    }
+  }
+  const auto page_bytes =
+      static_cast<size_t>(config_.page_size * latent_width() * size_of(config_.dtype));
+  for (int32_t layer = 0; layer < config_.num_layers; ++layer) {
+    for (const PageCopy& copy : copies) {
+      std::memmove(row(layer, int64_t{copy.to} * config_.page_size),
+                   row(layer, int64_t{copy.from} * config_.page_size), page_bytes);
+    }
+  }
+}
+
+void LatentPool::check_layer(const char* where, int32_t layer) const {
+  if (layer >= 0 && layer < config_.num_layers) return;
+  throw_invalid(
+      {"layer", where, "0 to " + std::to_string(config_.num_layers - 1), std::to_string(layer)});
+}
+
+std::byte* LatentPool::row(int32_t layer, int64_t slot) const {
+  const int64_t row_idx = layer * total_pages() * config_.page_size + slot;
+  return data_ + row_idx * latent_width() * size_of(config_.dtype);
+}
+
+}  // namespace mla

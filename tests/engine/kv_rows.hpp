@@ -1,0 +1,70 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "mla/kv_resource.hpp"
+
+namespace mla::engine {
+
+// A token's latent row in a small fp32 pool (2 + 1 columns): its number, the layer, and the
+// number again as kpe, so that any row read back names its token.
+using Token = uint32_t;
+
+inline PoolConfig small_pool(int64_t num_pages, int32_t page_size, int32_t num_layers = 2) {
+  return {.num_layers = num_layers,
+          .num_pages = num_pages,
+          .page_size = page_size,
+          .kv_lora_rank = 2,
+          .qk_rope_head_dim = 1,
+          .dtype = DType::kFloat32};
+}
+
+// Writes the planned rows of a label to every layer.
+inline void write_tokens(KvResource& kv, std::string_view label, std::span<const Token> tokens) {
+  const auto num_rows = static_cast<int64_t>(tokens.size());
+  std::vector<float> rows(tokens.size() * 3);
+  for (int32_t layer = 0; layer < kv.pool().config().num_layers; ++layer) {
+    for (size_t i = 0; i < tokens.size(); ++i) {
+      rows[i * 3] = rows[i * 3 + 2] = static_cast<float>(tokens[i]);
+      rows[i * 3 + 1] = static_cast<float>(layer);
+    }
+    const auto view = contiguous_view(rows.data(), std::array<int64_t, 2>{num_rows, 3});
+    kv.write(layer, label, columns(view, 0, 2), columns(view, 2, 1));
+  }
+}
+
+constexpr Token kTornRow = 0xffffffff;
+
+// The tokens whose rows `layer` holds in the first `length` slots of `pages`; kTornRow where a row
+// is not one that write_tokens wrote for this layer.
+inline std::vector<Token> read_tokens(const LatentPool& pool, std::span<const int32_t> pages,
+                                      int64_t length, int32_t layer) {
+  const int64_t page_size = pool.config().page_size;
+  std::vector<int64_t> slots(length);
+  for (int64_t i = 0; i < length; ++i) slots[i] = pages[i / page_size] * page_size + i % page_size;
+  std::vector<float> rows(length * 3, -1);
+  pool.gather(layer, slots, contiguous_view(rows.data(), std::array<int64_t, 2>{length, 3}));
+  std::vector<Token> tokens(length);
+  for (int64_t i = 0; i < length; ++i) {
+    const bool whole =
+        rows[i * 3] == rows[i * 3 + 2] && rows[i * 3 + 1] == static_cast<float>(layer);
+    tokens[i] = whole ? static_cast<Token>(rows[i * 3]) : kTornRow;
+  }
+  return tokens;
+}
+
+// Keys of the full pages of `tokens`.
+inline std::vector<PageKey> keys_of(std::span<const Token> tokens, int32_t page_size) {
+  std::vector<PageKey> keys;
+  std::vector<uint64_t> ids(page_size);
+  for (size_t begin = 0; begin + page_size <= tokens.size(); begin += page_size) {
+    for (int32_t i = 0; i < page_size; ++i) ids[i] = tokens[begin + i];
+    keys.push_back(chain_key(keys.empty() ? PageKey{} : keys.back(), ids));
+  }
+  return keys;
+}
+
+}  // namespace mla::engine
