@@ -2,6 +2,7 @@
 #define HWY_COMPILE_ONLY_STATIC
 #define HWY_DISABLE_PCLMUL_AES
 #include "cpu/attention-inl.hpp"
+#include "cpu/probes-inl.hpp"
 #include "cpu/simd_impls.hpp"
 
 namespace mla::cpu {
@@ -12,9 +13,8 @@ namespace isa = HWY_NAMESPACE;
 const char* refuses(const Geometry&, const CacheStrides&) { return avx512_missing(); }
 
 plan::CostModel cost_model(const Geometry& geometry) {
-  return simd_cost_model(
-      geometry, isa::kLanes,
-      {.fma_per_ns = 70, .widen_per_ns = 10, .tile_row_ns = 1000, .partial_per_ns = 0.5});
+  return simd_cost_model(geometry, isa::kLanes,
+                         {.fma_per_ns = 70, .widen_per_ns = 10, .partial_per_ns = 0.5});
 }
 
 }  // namespace
@@ -25,5 +25,8 @@ const AttentionImpl kAvx512Impl = {.name = "cpu_avx512",
                                    .cost_model = &cost_model,
                                    .worker_bytes = &isa::worker_bytes,
                                    .run_tile = &isa::run_tile};
+
+const MachineProbes kAvx512Probes = {.multiply_add = &isa::multiply_add_probe,
+                                     .read = &isa::read_probe};
 
 }  // namespace mla::cpu

@@ -1,6 +1,7 @@
 #define HWY_BASELINE_TARGETS HWY_NEON
 #define HWY_COMPILE_ONLY_STATIC
 #include "cpu/attention-inl.hpp"
+#include "cpu/probes-inl.hpp"
 #include "cpu/simd_impls.hpp"
 
 namespace mla::cpu {
@@ -11,9 +12,8 @@ namespace isa = HWY_NAMESPACE;
 const char* refuses(const Geometry&, const CacheStrides&) { return nullptr; }
 
 plan::CostModel cost_model(const Geometry& geometry) {
-  return simd_cost_model(
-      geometry, isa::kLanes,
-      {.fma_per_ns = 16, .widen_per_ns = 4, .tile_row_ns = 1000, .partial_per_ns = 0.5});
+  return simd_cost_model(geometry, isa::kLanes,
+                         {.fma_per_ns = 16, .widen_per_ns = 4, .partial_per_ns = 0.5});
 }
 
 }  // namespace
@@ -24,5 +24,8 @@ const AttentionImpl kNeonImpl = {.name = "cpu_neon",
                                  .cost_model = &cost_model,
                                  .worker_bytes = &isa::worker_bytes,
                                  .run_tile = &isa::run_tile};
+
+const MachineProbes kNeonProbes = {.multiply_add = &isa::multiply_add_probe,
+                                   .read = &isa::read_probe};
 
 }  // namespace mla::cpu

@@ -1,5 +1,6 @@
 #define HWY_COMPILE_ONLY_SCALAR
 #include "cpu/attention-inl.hpp"
+#include "cpu/probes-inl.hpp"
 #include "cpu/simd_impls.hpp"
 
 namespace mla::cpu {
@@ -10,9 +11,8 @@ namespace isa = HWY_NAMESPACE;
 const char* refuses(const Geometry&, const CacheStrides&) { return nullptr; }
 
 plan::CostModel cost_model(const Geometry& geometry) {
-  return simd_cost_model(
-      geometry, isa::kLanes,
-      {.fma_per_ns = 2, .widen_per_ns = 1, .tile_row_ns = 1000, .partial_per_ns = 0.5});
+  return simd_cost_model(geometry, isa::kLanes,
+                         {.fma_per_ns = 2, .widen_per_ns = 1, .partial_per_ns = 0.5});
 }
 
 }  // namespace
@@ -23,5 +23,8 @@ const AttentionImpl kScalarImpl = {.name = "cpu_scalar",
                                    .cost_model = &cost_model,
                                    .worker_bytes = &isa::worker_bytes,
                                    .run_tile = &isa::run_tile};
+
+const MachineProbes kScalarProbes = {.multiply_add = &isa::multiply_add_probe,
+                                     .read = &isa::read_probe};
 
 }  // namespace mla::cpu

@@ -7,20 +7,31 @@
 // The fast kernel (attention-inl.hpp), once for each instruction set of this architecture.
 namespace mla::cpu {
 
+/// Loops that run into one limit of the machine each (machine_limits.hpp).
+struct MachineProbes {
+  /// Multiply-adds in registers; returns the flop done.
+  double (*multiply_add)(int64_t rounds, float* sink) = nullptr;
+  /// Reads `count` floats, a multiple of 128, 64-byte aligned.
+  void (*read)(const float* from, int64_t count, float* sink) = nullptr;
+};
+
 #if defined(__x86_64__)
 extern const AttentionImpl kAvx512Impl;
 extern const AttentionImpl kAvx2Impl;
+extern const MachineProbes kAvx512Probes;
+extern const MachineProbes kAvx2Probes;
 #elif defined(__aarch64__)
 extern const AttentionImpl kNeonImpl;
+extern const MachineProbes kNeonProbes;
 #endif
-/// Vectors of 4 without any instruction beyond the architecture's baseline.
+/// One number at a time, in the architecture's baseline.
 extern const AttentionImpl kScalarImpl;
+extern const MachineProbes kScalarProbes;
 
 /// How fast one instruction set runs the kernel on a thread, as measured.
 struct KernelSpeed {
   double fma_per_ns = 0;      ///< fp32 multiply-adds of rows that fill their vectors
   double widen_per_ns = 0;    ///< cached elements widened
-  double tile_row_ns = 0;     ///< start and end of a row, per 1,000 columns
   double partial_per_ns = 0;  ///< fp32 values of a partial result written, read and merged
 };
 
