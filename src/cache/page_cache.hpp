@@ -26,6 +26,8 @@ class PageCache {
   /// Holders of the page, the index included.
   int32_t refs(int32_t page) const { return allocator_.refs(page); }
   bool is_indexed(int32_t page) const { return index_.contains(page); }
+  /// The page before an indexed page in its prefix.
+  int32_t parent(int32_t page) const { return index_.parent(page); }
 
   /// A page with one holder: a free one, else the oldest cached one is evicted. One must be
   /// available.
