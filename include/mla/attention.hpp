@@ -28,6 +28,8 @@ struct Limits {
 struct Bucket {
   int64_t num_rows = 0;
   int64_t num_tokens = 0;
+
+  bool operator==(const Bucket&) const = default;
 };
 
 /// How a request's keys are cut into parts. At most one of the two may be set; with neither the

@@ -2,6 +2,7 @@
 
 // The whole public C++ interface.
 #include "mla/attention.hpp"
+#include "mla/attention_resource.hpp"
 #include "mla/batch.hpp"
 #include "mla/device.hpp"
 #include "mla/dtype.hpp"
@@ -9,10 +10,14 @@
 #include "mla/executor.hpp"
 #include "mla/geometry.hpp"
 #include "mla/kv_resource.hpp"
+#include "mla/kv_step.hpp"
 #include "mla/merge.hpp"
 #include "mla/page_key.hpp"
 #include "mla/pool.hpp"
 #include "mla/reference.hpp"
+#include "mla/resource.hpp"
+#include "mla/step.hpp"
+#include "mla/step_runner.hpp"
 #include "mla/supports.hpp"
 #include "mla/tensor_view.hpp"
 #include "mla/version.hpp"

@@ -1,0 +1,61 @@
+#include "engine/select_rows.hpp"
+
+#include <string>
+#include <utility>
+
+#include "cpu/select_rows.hpp"
+#include "device/runtime.hpp"
+#include "mla/error.hpp"
+
+namespace mla::engine {
+namespace {
+
+[[noreturn]] void refuse(std::string what, std::string expected, std::string got) {
+  throw_invalid({.what = std::move(what),
+                 .where = "AttentionResource::select_last_hidden",
+                 .expected = std::move(expected),
+                 .got = std::move(got)});
+}
+
+template <class T>
+void check_rows(const std::string& name, const TensorView<T, 2>& tensor, Device device) {
+  if (tensor.device != device)
+    refuse(name + ".device", to_string(device), to_string(tensor.device));
+  if (tensor.empty()) return;
+  if (tensor.data == nullptr) refuse(name + ".data", "a tensor", "null");
+  if (tensor.stride[1] != 1) {
+    refuse(name + ".stride[1]", "1: rows are contiguous", std::to_string(tensor.stride[1]));
+  }
+}
+
+}  // namespace
+
+void select_last_rows(const TensorView<const int32_t, 1>& qo_indptr, int64_t num_tokens,
+                      int64_t bucket_tokens, const ConstTensor<2>& hidden, const Tensor<2>& out,
+                      Stream stream) {
+  check_rows("hidden", hidden, qo_indptr.device);
+  check_rows("out", out, qo_indptr.device);
+  if (hidden.shape[0] != num_tokens && hidden.shape[0] != bucket_tokens) {
+    refuse(
+        "hidden.shape[0]",
+        std::to_string(num_tokens) + " = the plan's tokens" +
+            (bucket_tokens < 0 ? "" : ", or " + std::to_string(bucket_tokens) + " of the bucket"),
+        std::to_string(hidden.shape[0]));
+  }
+  if (out.dtype != hidden.dtype) {
+    refuse("out.dtype", std::string(name_of(hidden.dtype)) + " = hidden.dtype",
+           std::string(name_of(out.dtype)));
+  }
+  const std::array<int64_t, 2> shape = {qo_indptr.shape[0] - 1, hidden.shape[1]};
+  if (out.shape != shape) {
+    refuse("out.shape", to_string(shape) + " = [rows, hidden.shape[1]]", to_string(out.shape));
+  }
+  if (out.empty()) return;
+  device::Runtime& runtime = device::runtime_of(qo_indptr.device);
+  if (runtime.is_immediate()) return cpu::select_last_rows(qo_indptr.data, hidden, out);
+  runtime.submit(stream, "select rows", [indptr = qo_indptr.data, hidden, out] {
+    cpu::select_last_rows(indptr, hidden, out);
+  });
+}
+
+}  // namespace mla::engine
