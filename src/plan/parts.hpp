@@ -32,8 +32,9 @@ class Prescription {
   Prescription(const SplitPolicy& splits, const CostModel& model)
       : fixed_(splits.fixed_tokens > 0),
         most_parts_(fixed_ ? kMaxSplits : std::min(splits.forced_count, kMaxSplits)),
-        step_tokens_(ceil_div(std::max(splits.fixed_tokens, 1), model.split_align) *
-                     model.split_align),
+        step_tokens_(std::min<int64_t>(
+            int64_t{1} << 31,  // no request has more
+            ceil_div(std::max(splits.fixed_tokens, 1), model.split_align) * model.split_align)),
         steps_of_(step_tokens_) {}
 
   /// Of a row tile that sees `keys` of its request's keys.

@@ -11,7 +11,7 @@ namespace mla::plan {
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-/// Division by one number, 1 to 2^31 - 1, without the division: a hardware one costs as much as
+/// Division by one number, 1 to 2^31, without the division: a hardware one costs as much as
 /// the rest of a tile's work.
 class CeilDivider {
  public:

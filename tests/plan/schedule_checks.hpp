@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <map>
 #include <tuple>
@@ -120,6 +121,33 @@ inline void check_schedule(const ScheduleInput& input, const CostModel& model,
     next = end;
   }
   ASSERT_EQ(next, schedule.num_partial_rows);
+}
+
+/// Cost of one tile, written down apart from the planner's own.
+inline double cost_of(const Tile& tile, const CostModel& model) {
+  const double tokens = tile.kv_end - tile.kv_begin;
+  const double blocks = std::ceil(tokens / model.block_tokens);
+  const double partial = tile.partial_begin >= 0 ? tile.num_rows * model.partial_row_ns : 0;
+  return model.tile_ns + blocks * (model.block_ns + tile.num_rows * model.block_row_ns) + partial;
+}
+
+inline double heaviest_worker(const Schedule& schedule, const CostModel& model) {
+  double heaviest = 0;
+  for (size_t worker = 0; worker + 1 < schedule.worker_indptr.size(); ++worker) {
+    double load = 0;
+    for (int32_t i = schedule.worker_indptr[worker]; i < schedule.worker_indptr[worker + 1]; ++i) {
+      load += cost_of(schedule.tiles[static_cast<size_t>(i)], model);
+    }
+    heaviest = std::max(heaviest, load);
+  }
+  return heaviest;
+}
+
+/// When all is merged, as the planner models it: the parts of a row are merged one after another.
+inline double finish_ns(const Schedule& schedule, const CostModel& model) {
+  const double merge_ns =
+      schedule.merges.empty() ? 0 : model.merge_ns + schedule.max_splits * model.partial_row_ns;
+  return heaviest_worker(schedule, model) + merge_ns;
 }
 
 }  // namespace mla::plan

@@ -3,9 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstdlib>
+#include <initializer_list>
 #include <random>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "plan/schedule.hpp"
@@ -82,26 +83,6 @@ class Draw {
   std::mt19937_64 random_;
 };
 
-/// Cost of one tile, written down apart from the planner's own.
-double cost_of(const Tile& tile, const CostModel& model) {
-  const double tokens = tile.kv_end - tile.kv_begin;
-  const double blocks = std::ceil(tokens / model.block_tokens);
-  const double partial = tile.partial_begin >= 0 ? tile.num_rows * model.partial_row_ns : 0;
-  return model.tile_ns + blocks * (model.block_ns + tile.num_rows * model.block_row_ns) + partial;
-}
-
-double heaviest_worker(const Schedule& schedule, const CostModel& model) {
-  double heaviest = 0;
-  for (size_t worker = 0; worker + 1 < schedule.worker_indptr.size(); ++worker) {
-    double load = 0;
-    for (int32_t i = schedule.worker_indptr[worker]; i < schedule.worker_indptr[worker + 1]; ++i) {
-      load += cost_of(schedule.tiles[static_cast<size_t>(i)], model);
-    }
-    heaviest = std::max(heaviest, load);
-  }
-  return heaviest;
-}
-
 /// The bound that docs/planner.md proves, from the schedule's uncut tiles.
 double load_bound(const ScheduleInput& input, const CostModel& model, const Schedule& schedule) {
   const bool automatic = input.splits.fixed_tokens == 0 && input.splits.forced_count == 0;
@@ -134,11 +115,12 @@ double load_bound(const ScheduleInput& input, const CostModel& model, const Sche
   if (!automatic) return whole;
   const double part = model.tile_ns + most_rows * model.partial_row_ns;
   const double block = model.block_ns + most_rows * model.block_row_ns;
-  const double chain = std::sqrt(model.partial_row_ns * largest);
-  const double parts_limit =
-      input.num_workers > kMaxSplits ? part + std::ceil(most_blocks / (kMaxSplits - 2)) * block : 0;
-  const double cut = std::max({total / workers + others * (2 * part + block), chain, parts_limit});
-  const double merge = model.merge_ns + std::ceil(largest / cut) * model.partial_row_ns;
+  double least = std::ceil(std::sqrt(most_blocks * model.partial_row_ns / block)) + 1;
+  if (input.num_workers > kMaxSplits) {
+    least = std::max(least, std::ceil(most_blocks / (kMaxSplits - 2)));
+  }
+  const double cut = std::max(total / workers + others * (2 * part + block), part + least * block);
+  const double merge = model.merge_ns + (std::ceil(largest / cut) + 1) * model.partial_row_ns;
   return std::min(whole, cut + merge);
 }
 
@@ -164,13 +146,217 @@ std::string describe(const TestBatch& batch, const CostModel& model, uint64_t se
   return text;
 }
 
+constexpr uint64_t kSeeds = 4000;
+
 TEST(ScheduleProperty, TilesCoverEveryVisiblePairOnceAndLoadStaysUnderTheBound) {
-  for (uint64_t seed = 1; seed <= 4000; ++seed) {
+  for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
     Draw draw(seed);
     const CostModel model = draw.model();
     TestBatch batch = draw.batch(model);
     SCOPED_TRACE(describe(batch, model, seed));
     ASSERT_NO_FATAL_FAILURE(check_everything(batch, model));
+  }
+}
+
+// The same claim without any of the reasoning in check_schedule: each pair is counted.
+TEST(ScheduleProperty, SmallBatchesCountEveryPairOnce) {
+  for (uint64_t seed = 1; seed <= 500; ++seed) {
+    Draw draw(seed);
+    CostModel model = draw.model();
+    model.block_tokens = draw.one_of({1, 3, 8});
+    TestBatch batch;
+    batch.num_heads = draw.between(1, 5);
+    batch.causal = draw.once_in(2);
+    batch.num_workers = draw.between(1, 12);
+    batch.splits = draw.splits();
+    for (int32_t i = draw.between(0, 5); i > 0; --i) {
+      batch.queries.push_back(draw.between(0, 9));
+      batch.kv_len.push_back(draw.between(0, 30));
+    }
+    SCOPED_TRACE(describe(batch, model, seed));
+    const ScheduleInput input = batch.input();
+    Schedule schedule;
+    make_schedule(input, model, schedule);
+    for (size_t request = 0; request < batch.kv_len.size(); ++request) {
+      const int64_t rows = int64_t{batch.queries[request]} * batch.num_heads;
+      for (int64_t row = 0; row < rows; ++row) {
+        std::vector<int32_t> times(static_cast<size_t>(batch.kv_len[request]), 0);
+        int32_t written = 0;
+        for (const Tile& tile : schedule.tiles) {
+          if (tile.request != static_cast<int32_t>(request) || row < tile.row_begin ||
+              row >= tile.row_begin + tile.num_rows) {
+            continue;
+          }
+          ++written;
+          for (int32_t key = tile.kv_begin; key < tile.kv_end; ++key) {
+            times[static_cast<size_t>(key)] += 1;
+          }
+        }
+        ASSERT_GE(written, 1) << "row " << row << " of request " << request;
+        const int64_t visible = visible_keys(input, request, row / batch.num_heads);
+        for (int64_t key = 0; key < visible; ++key) {
+          ASSERT_EQ(times[static_cast<size_t>(key)], 1)
+              << "key " << key << ", row " << row << ", request " << request;
+        }
+      }
+    }
+  }
+}
+
+TEST(ScheduleProperty, SameInputGivesTheSameSchedule) {
+  const auto key = [](const Tile& tile) {
+    return std::tuple(tile.row_begin, tile.partial_begin, tile.request, tile.num_rows,
+                      tile.kv_begin, tile.kv_end);
+  };
+  Schedule reused;
+  for (uint64_t seed = 1; seed <= 500; ++seed) {
+    Draw draw(seed);
+    const CostModel model = draw.model();
+    TestBatch batch = draw.batch(model);
+    Schedule fresh;
+    make_schedule(batch.input(), model, fresh);
+    make_schedule(batch.input(), model, reused);  // holds the last batch's
+    ASSERT_EQ(fresh.worker_indptr, reused.worker_indptr) << "seed " << seed;
+    ASSERT_EQ(fresh.tiles.size(), reused.tiles.size());
+    for (size_t i = 0; i < fresh.tiles.size(); ++i) {
+      ASSERT_EQ(key(fresh.tiles[i]), key(reused.tiles[i])) << "seed " << seed << " tile " << i;
+    }
+    ASSERT_EQ(fresh.merges.size(), reused.merges.size());
+    ASSERT_EQ(fresh.num_partial_rows, reused.num_partial_rows);
+    ASSERT_EQ(fresh.max_splits, reused.max_splits);
+  }
+}
+
+// What a request's bits follow from: its rows, key ranges and the order of its parts.
+std::vector<std::tuple<int64_t, int32_t, int32_t, int32_t>> parts_of(const Schedule& schedule,
+                                                                     int32_t request) {
+  std::vector<std::tuple<int64_t, int32_t, int32_t, int32_t>> parts;
+  for (const Tile& tile : schedule.tiles) {
+    if (tile.request != request) continue;
+    parts.emplace_back(tile.row_begin, tile.num_rows, tile.kv_begin, tile.kv_end);
+  }
+  std::sort(parts.begin(), parts.end());
+  return parts;
+}
+
+TEST(ScheduleProperty, FixedPartsOfARequestDoNotDependOnItsBatchOrTheWorkers) {
+  for (uint64_t seed = 1; seed <= 300; ++seed) {
+    Draw draw(seed);
+    const CostModel model = draw.model();
+    TestBatch batch = draw.batch(model);
+    batch.splits = {.fixed_tokens = draw.one_of({1, 64, 1000, 4096})};
+    if (batch.kv_len.size() > 20) {
+      batch.queries.resize(20);
+      batch.kv_len.resize(20);
+    }
+    Schedule together;
+    make_schedule(batch.input(), model, together);
+    for (size_t i = 0; i < batch.kv_len.size(); ++i) {
+      TestBatch alone{.queries = {batch.queries[i]},
+                      .kv_len = {batch.kv_len[i]},
+                      .num_heads = batch.num_heads,
+                      .causal = batch.causal,
+                      .num_workers = draw.between(1, 264),
+                      .splits = batch.splits};
+      Schedule schedule;
+      make_schedule(alone.input(), model, schedule);
+      ASSERT_EQ(parts_of(schedule, 0), parts_of(together, static_cast<int32_t>(i)))
+          << describe(batch, model, seed);
+    }
+  }
+}
+
+TEST(ScheduleProperty, NoBatchWithinTheLimitsNeedsMoreThanTheyAllow) {
+  for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
+    Draw draw(seed);
+    const CostModel model = draw.model();
+    TestBatch batch = draw.batch(model);
+    const Geometry geometry{.num_heads = batch.num_heads, .page_size = draw.one_of({1, 16, 64})};
+    Limits limits{.max_rows = static_cast<int64_t>(batch.kv_len.size()),
+                  .max_tokens = 0,
+                  .max_listed_pages = 0};
+    for (size_t i = 0; i < batch.kv_len.size(); ++i) {
+      limits.max_tokens += batch.queries[i];
+      limits.max_listed_pages += (batch.kv_len[i] + geometry.page_size - 1) / geometry.page_size;
+    }
+    const ScheduleInput input = batch.input();
+    Schedule schedule;
+    make_schedule(input, model, schedule);
+    EXPECT_LE(schedule.num_partial_rows,
+              max_partial_rows(limits, geometry, batch.num_workers, batch.splits, model))
+        << describe(batch, model, seed);
+    EXPECT_LE(static_cast<int64_t>(schedule.tiles.size()),
+              max_tiles(limits, geometry, batch.num_workers, batch.splits, model))
+        << describe(batch, model, seed);
+  }
+}
+
+TEST(ScheduleProperty, PrescribedPartialRowsAreExact) {
+  for (uint64_t seed = 1; seed <= 500; ++seed) {
+    Draw draw(seed);
+    const CostModel model = draw.model();
+    const Geometry geometry{.num_heads = draw.one_of({1, 16, 128}), .page_size = 16};
+    const Limits limits{.max_rows = draw.between(1, 9),
+                        .max_tokens = draw.between(1, 30),
+                        .max_listed_pages = draw.between(0, 3000)};
+    const SplitPolicy splits = draw.once_in(2)
+                                   ? SplitPolicy{.fixed_tokens = draw.one_of({1, 7, 64, 4096})}
+                                   : SplitPolicy{.forced_count = draw.one_of({1, 2, 3, 256})};
+    const int64_t stated = max_partial_rows(limits, geometry, 2, splits, model);
+    // The batch that needs them: one request, with as many keys as give the most parts.
+    const int64_t most_keys = limits.max_listed_pages * geometry.page_size;
+    const int32_t step = splits.fixed_tokens > 0 ? splits.fixed_tokens : 1;
+    const int64_t rounded = (step + model.split_align - 1) / model.split_align * model.split_align;
+    TestBatch batch{.queries = {static_cast<int32_t>(limits.max_tokens)},
+                    .kv_len = {static_cast<int32_t>(std::min(most_keys, rounded * kMaxSplits))},
+                    .num_heads = geometry.num_heads,
+                    .causal = false,
+                    .splits = splits};
+    Schedule schedule;
+    make_schedule(batch.input(), model, schedule);
+    EXPECT_EQ(schedule.num_partial_rows, stated) << describe(batch, model, seed);
+  }
+}
+
+TEST(ScheduleProperty, ExtremeBatchesHoldForAllWorkerCounts) {
+  const CostModel model{.tile_rows = 64,
+                        .block_tokens = 64,
+                        .tile_ns = 1500,
+                        .block_ns = 500,
+                        .block_row_ns = 5,
+                        .partial_row_ns = 25,
+                        .merge_ns = 2500};
+  const std::vector<int32_t> ones(17000, 1);
+  std::vector<int32_t> lengths(17000);
+  for (size_t i = 0; i < lengths.size(); ++i) lengths[i] = static_cast<int32_t>(i * 7919 % 9000);
+  const TestBatch batches[] = {
+      {},
+      {.queries = {0}, .kv_len = {0}},
+      {.queries = {0, 0, 0}, .kv_len = {0, 5, INT32_MAX}},
+      {.queries = {1}, .kv_len = {0}},
+      {.queries = {1}, .kv_len = {INT32_MAX}},
+      {.queries = {67}, .kv_len = {300}, .num_heads = 128},
+      {.queries = {9}, .kv_len = {4}, .num_heads = 128},
+      {.queries = {1, 1, 7, 1, 33}, .kv_len = {900, 3, 7, 64, 40}, .num_heads = 128},
+      {.queries = {70000}, .kv_len = {70000}, .num_heads = 1},
+      {.queries = ones, .kv_len = lengths, .num_heads = 16},
+      {.queries = {1, 1, 1}, .kv_len = {1, 100000, 1}, .num_heads = 1024},
+  };
+  for (const TestBatch& base : batches) {
+    const int32_t step = base.kv_len.size() > 100 || base.num_heads == 1 ? 61 : 1;
+    for (int32_t workers = 1; workers <= 264; workers += step) {
+      for (const SplitPolicy splits :
+           {SplitPolicy{}, SplitPolicy{.fixed_tokens = 4096}, SplitPolicy{.forced_count = 5}}) {
+        for (const bool causal : {true, false}) {
+          TestBatch batch = base;
+          batch.num_workers = workers;
+          batch.splits = splits;
+          batch.causal = causal;
+          SCOPED_TRACE(describe(batch, model, 0));
+          ASSERT_NO_FATAL_FAILURE(check_everything(batch, model));
+        }
+      }
+    }
   }
 }
 

@@ -1,0 +1,61 @@
+#include <gtest/gtest.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+#include <vector>
+
+#include "plan/schedule.hpp"
+#include "plan/schedule_checks.hpp"
+
+namespace {
+int64_t num_allocations = 0;
+}  // namespace
+
+void* operator new(size_t bytes) {
+  ++num_allocations;
+  void* memory = std::malloc(bytes);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+
+namespace mla::plan {
+namespace {
+
+TEST(ScheduleAllocation, AReusedScheduleStopsAllocating) {
+  const CostModel model{.tile_rows = 64,
+                        .block_tokens = 64,
+                        .tile_ns = 1500,
+                        .block_ns = 500,
+                        .block_row_ns = 5,
+                        .partial_row_ns = 25};
+  std::vector<TestBatch> steps;
+  for (const SplitPolicy splits :
+       {SplitPolicy{}, SplitPolicy{.fixed_tokens = 512}, SplitPolicy{.forced_count = 7}}) {
+    for (int32_t step = 0; step < 20; ++step) {
+      TestBatch batch{.num_heads = 16, .num_workers = 132, .splits = splits};
+      for (int32_t i = 0; i < 128; ++i) {
+        batch.queries.push_back(i % 64 == 0 ? 200 : 1);
+        batch.kv_len.push_back((i * 7919 + step * 31) % 9000 + 200);
+      }
+      steps.push_back(batch);
+    }
+  }
+  Schedule schedule;
+  for (TestBatch& batch : steps) make_schedule(batch.input(), model, schedule);
+  int64_t in_steady_state = 0;
+  for (TestBatch& batch : steps) {
+    const ScheduleInput input = batch.input();
+    const int64_t before = num_allocations;
+    make_schedule(input, model, schedule);
+    in_steady_state += num_allocations - before;
+  }
+  EXPECT_EQ(in_steady_state, 0);
+  EXPECT_GT(num_allocations, 0);  // they are counted
+}
+
+}  // namespace
+}  // namespace mla::plan
