@@ -123,7 +123,7 @@ struct GraphBucket {
 /// writes, and the bucket whose graph will replay it. Without a bucket the step runs eagerly.
 struct SlotLease {
   int32_t slot = 0;
-  std::optional<GraphBucket> bucket;
+  std::optional<GraphBucket> bucket{};
 
   bool operator==(const SlotLease&) const = default;
 };

@@ -193,7 +193,7 @@ struct PagedAttention::Impl {
   }
 
   // The launch of a run whose tensors are checked.
-  Launch launch_of(const RunArgs& args) const {
+  Launch launch_of(const RunArgs& args, int64_t plan_rows) const {
     const int64_t tokens = args.q_nope.shape[0];
     const bool whole_bucket = config.bucket && tokens == config.bucket->num_tokens;
     return {
@@ -218,7 +218,7 @@ struct PagedAttention::Impl {
                     .partial_lse = reinterpret_cast<float*>(scratch_memory + scratch.partial_lse)},
         .image = image,
         .plan = staged.device_data(),
-        .num_requests = static_cast<int32_t>(info->num_rows + (whole_bucket ? 1 : 0)),
+        .num_requests = static_cast<int32_t>(plan_rows + (whole_bucket ? 1 : 0)),
         .worker_memory = scratch_memory + scratch.worker_memory,
         .worker_stride = scratch.worker_stride,
         .executor = choice.executor.get()};
@@ -275,9 +275,10 @@ void PagedAttention::plan(const Batch& batch, const PlanOptions& options, Stream
 
 void PagedAttention::run(const RunArgs& args, Stream stream) {
   Impl& impl = *impl_;
-  check_run(args, impl.config, impl.current("PagedAttention::run").num_tokens);
+  const PlanInfo& info = impl.current("PagedAttention::run");
+  check_run(args, impl.config, info.num_tokens);
   if (args.q_nope.shape[0] == 0) return;
-  if (impl.runtime.is_immediate()) return impl.launch_of(args)();
+  if (impl.runtime.is_immediate()) return impl.launch_of(args, info.num_rows)();
   if (impl.runtime.is_capturing(stream) && !impl.config.capture) {
     throw_state({.what = "stream",
                  .where = "PagedAttention::run",
@@ -285,7 +286,7 @@ void PagedAttention::run(const RunArgs& args, Stream stream) {
                  .got = "a stream in a capture"});
   }
   impl.staged.order_readers(stream);
-  impl.runtime.submit(stream, "attention", impl.launch_of(args));
+  impl.runtime.submit(stream, "attention", impl.launch_of(args, info.num_rows));
 }
 
 void PagedAttention::order_replay(Stream stream) { impl_->staged.order_readers(stream); }
