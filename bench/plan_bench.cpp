@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <numeric>
 #include <random>
 #include <vector>
 
+#include "mla/attention.hpp"
 #include "plan/schedule.hpp"
 
 namespace mla::plan {
@@ -66,7 +68,7 @@ void schedule(benchmark::State& state, Mix (*make)(int64_t), SplitPolicy splits)
                         .partial_row_ns = 25,
                         .merge_ns = 2500};
   Schedule out;
-  for (auto _ : state) {
+  for ([[maybe_unused]] auto _ : state) {
     make_schedule(input, model, out);
     benchmark::DoNotOptimize(out.tiles.data());
     benchmark::ClobberMemory();
@@ -88,6 +90,46 @@ BENCHMARK_CAPTURE(schedule, prefill_and_decode, &prefill_and_decode, SplitPolicy
 BENCHMARK_CAPTURE(schedule, uneven_decode_fixed_2048, &uneven_decode,
                   SplitPolicy{.fixed_tokens = 2048})
     ->Apply(rows_and_workers);
+
+constexpr int32_t kRows = 128;
+constexpr int32_t kPageSize = 16;
+
+/// PagedAttention::plan with its checks and copies: 128 decode rows that list so many pages in all.
+void whole_plan(benchmark::State& state) {
+  const auto listed = static_cast<int32_t>(state.range(0));
+  const int32_t pages = listed / kRows;
+  PagedAttention attention(
+      {.geometry = {.num_heads = 16,
+                    .kv_lora_rank = 512,
+                    .qk_rope_head_dim = 64,
+                    .page_size = kPageSize,
+                    .dtype = DType::kBFloat16,
+                    .kv_dtype = DType::kBFloat16},
+       .num_pages = listed,
+       .limits = {.max_rows = kRows, .max_tokens = kRows, .max_listed_pages = listed}});
+  std::vector<int32_t> qo_indptr(size_t{kRows} + 1);
+  std::vector<int32_t> kv_indptr(size_t{kRows} + 1);
+  for (int32_t i = 0; i <= kRows; ++i) {
+    qo_indptr[static_cast<size_t>(i)] = i;
+    kv_indptr[static_cast<size_t>(i)] = i * pages;
+  }
+  std::vector<int32_t> kv_indices(static_cast<size_t>(listed));
+  std::iota(kv_indices.begin(), kv_indices.end(), 0);
+  std::shuffle(kv_indices.begin(), kv_indices.end(), std::mt19937(1));
+  const std::vector<int32_t> kv_len(kRows, pages * kPageSize);
+  const Batch batch{.qo_indptr = qo_indptr,
+                    .kv_indptr = kv_indptr,
+                    .kv_indices = kv_indices,
+                    .kv_len = kv_len,
+                    .kv_last_page_len = {}};
+  for ([[maybe_unused]] auto _ : state) {
+    attention.plan(batch, {.sm_scale = 0.07F});
+    benchmark::ClobberMemory();
+  }
+  state.SetItemsProcessed(state.iterations() * listed);
+}
+
+BENCHMARK(whole_plan)->ArgName("pages")->Arg(128)->Arg(10240)->Arg(102400)->Arg(1048576);
 
 }  // namespace
 }  // namespace mla::plan

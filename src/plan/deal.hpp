@@ -93,17 +93,19 @@ void deal_prescribed(std::span<const Tile> row_tiles, const ScheduleInput& input
     const Parts parts = prescription.parts(tile.kv_end, input.kv_len[tile.request]);
     const bool split = parts.count > 1;
     Tile part = tile;
-    for (int64_t i = 1; i <= parts.count; ++i) {
-      part.kv_end = static_cast<int32_t>(parts.begin(i));
-      const double ns = cost.of(blocks_of(part.kv_end - part.kv_begin), split);
-      if (!workers.has_room(ns)) {
-        workers.next();
-        sink.next_worker();
+    parts.for_each_run([&](int64_t count, int64_t tokens) {
+      const double ns = cost.of(blocks_of(tokens), split);
+      for (int64_t i = 0; i < count; ++i) {
+        part.kv_end = static_cast<int32_t>(part.kv_begin + tokens);
+        if (!workers.has_room(ns)) {
+          workers.next();
+          sink.next_worker();
+        }
+        workers.take(ns);
+        sink.take(part, split);
+        part.kv_begin = part.kv_end;
       }
-      workers.take(ns);
-      sink.take(part, split);
-      part.kv_begin = part.kv_end;
-    }
+    });
     if (split) sink.merge(tile, static_cast<int32_t>(parts.count));
   }
 }

@@ -21,8 +21,13 @@ struct Parts {
   int64_t step_tokens = 1;
   int64_t keys = 0;
 
-  int64_t begin(int64_t part) const {
-    return std::min((part * steps + std::min(part, longer)) * step_tokens, keys);
+  /// Calls fn(count, tokens of each) for runs of parts of one size, in the order of the keys.
+  template <class Fn>
+  void for_each_run(const Fn& fn) const {
+    const int64_t last = count - 1;
+    if (longer > 0) fn(longer, (steps + 1) * step_tokens);
+    if (last > longer) fn(last - longer, steps * step_tokens);
+    fn(1, keys - (last * steps + longer) * step_tokens);
   }
 };
 

@@ -18,6 +18,11 @@
 namespace mla::plan {
 namespace {
 
+// Trials of one schedule: at most so many, which deal so many tiles in all. A worker, with the cut
+// that it may end with, costs as much as two tiles.
+constexpr int64_t kMostTrials = 8;
+constexpr int64_t kTrialWork = 800;
+
 /// What a trial learns.
 class TrialSink {
  public:
@@ -150,8 +155,6 @@ double deal(std::span<const Tile> row_tiles, const ScheduleInput& input, const C
 /// Tries a few lower caps, from below, while that is cheap: many tiles are even enough without.
 Fill tighten(const Fill& fill, std::span<const Tile> row_tiles, const Totals& totals,
              const ScheduleInput& input, const CostModel& model) {
-  constexpr int64_t kTrialWork = 800;  // tiles dealt in all trials; a worker costs as much as two
-  constexpr int64_t kMostTrials = 8;
   const int64_t workers = input.num_workers;
   const int64_t trials = std::min(kMostTrials, kTrialWork / (totals.tiles + 2 * workers));
   double cap = fill.start_ns;
@@ -197,7 +200,7 @@ void make_schedule(const ScheduleInput& input, const CostModel& model, Schedule&
   refuse_above(kMaxTiles, totals.tiles, "tiles of the plan");
   refuse_above(kMaxPartialRows, totals.partial_rows, "partial rows of the plan");
 
-  const Fill fill = choose_fill(row_tiles, totals, input, model);
+  const Fill fill = row_tiles.empty() ? Fill{} : choose_fill(row_tiles, totals, input, model);
   // Each worker but the last ends with at most one cut.
   ScheduleSink sink(schedule, totals.tiles + (fill.may_cut ? input.num_workers - 1 : 0));
   deal(row_tiles, input, model, fill.cap_ns * (1 + kRounding), fill.may_cut, sink);

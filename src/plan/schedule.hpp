@@ -14,7 +14,7 @@ struct CostModel {
   int32_t block_tokens = 0;   ///< keys of one inner step: automatic splits begin at multiples of it
   int32_t split_align = 1;    ///< a forced or fixed split may begin only at multiples of this
   double tile_ns = 0;         ///< start and end of a tile
-  double block_ns = 0;        ///< one block of keys, whatever the rows
+  double block_ns = 0;        ///< one block of keys, whatever the rows; with the next one above 0
   double block_row_ns = 0;    ///< and for each row of the tile
   double partial_row_ns = 0;  ///< one partial row written, read again and merged
   double merge_ns = 0;        ///< once, where anything is merged at all: a barrier, a launch

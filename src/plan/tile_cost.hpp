@@ -9,10 +9,11 @@ namespace mla::plan {
 /// Sums of costs are equal up to this share.
 inline constexpr double kRounding = 1e-9;
 
-/// What tiles of some rows cost. Most tiles of a batch have as many rows as the one before.
+/// What tiles of some rows cost; set_rows() comes first. Most tiles of a batch have as many rows as
+/// the one before.
 class TileCost {
  public:
-  explicit TileCost(const CostModel& model) : model_(model) { set_rows(0); }
+  explicit TileCost(const CostModel& model) : model_(model) {}
 
   void set_rows(int32_t rows) {
     if (rows == rows_) return;
@@ -31,7 +32,7 @@ class TileCost {
 
  private:
   CostModel model_;
-  int32_t rows_ = -1;
+  int32_t rows_ = 0;
 };
 
 }  // namespace mla::plan

@@ -37,15 +37,11 @@ Totals sum_prescribed(std::span<const Tile> row_tiles, const ScheduleInput& inpu
     const bool split = parts.count > 1;
     totals.tiles += parts.count;
     if (split) totals.partial_rows += parts.count * tile.num_rows;
-    const auto add = [&](int64_t count, int64_t tokens) {
+    parts.for_each_run([&](int64_t count, int64_t tokens) {
       const double ns = cost.of(blocks_of(tokens), split);
       totals.ns += static_cast<double>(count) * ns;
       totals.largest_ns = std::max(totals.largest_ns, ns);
-    };
-    const int64_t last = parts.count - 1;
-    if (parts.longer > 0) add(parts.longer, (parts.steps + 1) * parts.step_tokens);
-    if (last > parts.longer) add(last - parts.longer, parts.steps * parts.step_tokens);
-    add(1, parts.keys - parts.begin(last));
+    });
   }
   return totals;
 }
