@@ -1,0 +1,19 @@
+#include "capi/executor.hpp"
+
+#include "capi/error.hpp"
+#include "capi/from_c.hpp"
+
+using namespace mla::capi;  // NOLINT(google-build-using-namespace): C calls live in no namespace
+
+mla_status mla_executor_create(int32_t num_threads, mla_executor** executor) noexcept {
+  return guard([&] {
+    not_null(executor, "executor", "mla_executor_create");
+    *executor = new mla_executor{std::make_shared<mla::Executor>(num_threads)};
+  });
+}
+
+void mla_executor_destroy(mla_executor* executor) noexcept { delete executor; }
+
+int32_t mla_executor_num_threads(const mla_executor* executor) noexcept {
+  return executor == nullptr ? 0 : executor->shared->num_threads();
+}
