@@ -87,7 +87,8 @@ mla_status mla_attention_create(const mla_attention_config* config,
   return guard([&] {
     constexpr const char* kWhere = "mla_attention_create";
     not_null(attention, "attention", kWhere);
-    *attention = new mla_attention{mla::PagedAttention(config_from_c(config, kWhere))};
+    *attention = std::make_unique<mla_attention>(mla::PagedAttention(config_from_c(config, kWhere)))
+                     .release();
   });
 }
 

@@ -8,7 +8,8 @@ using namespace mla::capi;  // NOLINT(google-build-using-namespace): C calls liv
 mla_status mla_executor_create(int32_t num_threads, mla_executor** executor) noexcept {
   return guard([&] {
     not_null(executor, "executor", "mla_executor_create");
-    *executor = new mla_executor{std::make_shared<mla::Executor>(num_threads)};
+    *executor =
+        std::make_unique<mla_executor>(std::make_shared<mla::Executor>(num_threads)).release();
   });
 }
 
