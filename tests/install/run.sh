@@ -15,7 +15,7 @@ export CXXFLAGS="" CFLAGS="" LDFLAGS=""
 
 # Objects stay from run to run; what is installed and what uses it is made anew.
 mkdir -p "$work"
-rm -rf "$work/prefix" "$work/moved" "$work/consumer"
+rm -rf "$work/prefix" "$work/moved" "$work/consumer" "$work/other-version"
 
 if [ "$flavour" = subfolder ]; then
   step "a project with libmla as a subfolder"
@@ -28,10 +28,10 @@ fi
 
 step "build and install, $flavour"
 [ "$flavour" = shared ] && shared=ON || shared=OFF
-configure -S "$source" -B "$work/lib" -DBUILD_SHARED_LIBS=$shared -DMLA_BUILD_TESTS=OFF \
+configure -S "$source" -B "$work" -DBUILD_SHARED_LIBS=$shared -DMLA_BUILD_TESTS=OFF \
   -DMLA_BUILD_BENCH=OFF -DMLA_BUILD_EXAMPLES=OFF
-cmake --build "$work/lib" -j"$jobs"
-cmake --install "$work/lib" --prefix "$work/prefix" >/dev/null
+cmake --build "$work" -j"$jobs"
+cmake --install "$work" --prefix "$work/prefix" >/dev/null
 mv "$work/prefix" "$work/moved"  # an install tree can be moved
 prefix=$work/moved
 libdir=$(dirname "$(find "$prefix" -name 'libmla.*' | head -1)")
