@@ -33,7 +33,6 @@ namespace hn = hwy::HWY_NAMESPACE;
 using FloatTag = hn::ScalableTag<float>;
 using IntTag = hn::RebindToSigned<FloatTag>;
 using WordTag = hn::RebindToUnsigned<FloatTag>;
-using HalfTag = hn::Rebind<uint16_t, FloatTag>;
 using Vec = hn::Vec<FloatTag>;
 
 // Register tiles, by the number of vector registers.
@@ -49,13 +48,11 @@ struct RegisterTile {
   static constexpr int kOutVectors = 4;
 #endif
   static constexpr int kOutRows = 4;
-  static constexpr int kDotRows = 4, kDotKeys = 4;
+  static constexpr int kDotKeys = 4;  // up to 4 rows x keys
 };
 constexpr int32_t kLanes = static_cast<int32_t>(hn::MaxLanes(FloatTag()));
 constexpr int32_t kPanelRows = kLanes * RegisterTile::kWideVectors;
-// Columns whose products are summed in one go: sums of sums keep the rounding error of a score near
-// one unit in the last place, and a chunk of keys and queries stays in the level-1 cache.
-constexpr int32_t kChunkColumns = 64;
+constexpr int32_t kColumnStep = 4;  // columns of one step of a score tile
 // Blocks between two folds: 32 x 96 terms are summed at most before they join the total.
 constexpr int32_t kFoldBlocks = 32;
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -63,59 +60,101 @@ constexpr float kInfinity = std::numeric_limits<float>::infinity();
 // ---------------------------------------------------------------------------------------------
 // Conversions
 
-HWY_INLINE Vec widen(const float* from) { return hn::LoadU(FloatTag(), from); }
+// Columns are widened and narrowed two vectors at a time. Of bf16, the even columns of the pair
+// come first and then the odd ones: that takes one instruction a vector, where the order of memory
+// takes two. Queries, keys and outputs all lie so in the working memory, and writing restores the
+// order.
+struct VecPair {
+  Vec first;
+  Vec second;
+};
+constexpr int32_t kPair = 2 * kLanes;
 
-HWY_INLINE Vec widen(const BFloat16* from) {
-  const auto bits = hn::LoadU(HalfTag(), reinterpret_cast<const uint16_t*>(from));
-  return hn::BitCast(FloatTag(), hn::ShiftLeft<16>(hn::PromoteTo(WordTag(), bits)));
+HWY_INLINE VecPair widen(const float* from) {
+  return {hn::LoadU(FloatTag(), from), hn::LoadU(FloatTag(), from + kLanes)};
+}
+HWY_INLINE void narrow(VecPair values, float* to) {
+  hn::StoreU(values.first, FloatTag(), to);
+  hn::StoreU(values.second, FloatTag(), to + kLanes);
 }
 
-HWY_INLINE Vec widen(const Float16* from) {
-#if HWY_TARGET == HWY_SCALAR  // its conversion turns infinities into numbers
-  float values[kLanes];
-  for (int i = 0; i < kLanes; ++i) values[i] = static_cast<float>(from[i]);
-  return hn::LoadU(FloatTag(), values);
-#else
-  const hn::Rebind<hwy::float16_t, FloatTag> tag;
-  const auto bits = hn::LoadU(HalfTag(), reinterpret_cast<const uint16_t*>(from));
-  return hn::PromoteTo(FloatTag(), hn::BitCast(tag, bits));
-#endif
-}
-
-// The first `count` elements, then zeros; reads no others.
+#if HWY_TARGET == HWY_SCALAR  // Highway's conversions of one lane truncate; its fp16 knows no NaN
 template <class T>
-HWY_INLINE Vec widen_first(const T* from, int32_t count) {
-  if (count >= kLanes) return widen(from);
-  T padded[kLanes] = {};
-  for (int32_t i = 0; i < count; ++i) padded[i] = from[i];
-  return widen(padded);
+HWY_INLINE VecPair widen(const T* from) {
+  return {hn::Set(FloatTag(), static_cast<float>(from[0])),
+          hn::Set(FloatTag(), static_cast<float>(from[1]))};
+}
+template <class T>
+HWY_INLINE void narrow(VecPair values, T* to) {
+  to[0] = T(hn::GetLane(values.first));
+  to[1] = T(hn::GetLane(values.second));
+}
+HWY_INLINE void restore_order(VecPair values, const BFloat16*, float* to) { narrow(values, to); }
+#else
+HWY_INLINE VecPair widen(const BFloat16* from) {
+  const hn::Repartition<uint16_t, FloatTag> halves;
+  const WordTag words;
+  const auto both = hn::BitCast(words, hn::LoadU(halves, reinterpret_cast<const uint16_t*>(from)));
+  return {hn::BitCast(FloatTag(), hn::ShiftLeft<16>(both)),
+          hn::BitCast(FloatTag(), hn::And(both, hn::Set(words, 0xffff0000U)))};
 }
 
-HWY_INLINE void narrow(Vec value, float* to) { hn::StoreU(value, FloatTag(), to); }
-
-// Highway cuts fp32 to bf16; this rounds to nearest even and keeps NaN.
-HWY_INLINE void narrow(Vec value, BFloat16* to) {
+// Highway cuts fp32 to bf16; this rounds to nearest even and keeps NaN. The result is in the upper
+// half of each word, the lower half is of no use.
+HWY_INLINE hn::Vec<WordTag> round_to_bf16(Vec value) {
   const WordTag words;
   const auto bits = hn::BitCast(words, value);
   const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(words, 1U));
   const auto rounded = hn::Add(hn::Add(bits, hn::Set(words, 0x7fffU)), odd);
   const auto quiet = hn::Or(bits, hn::Set(words, 0x00400000U));
-  const auto is_nan = hn::RebindMask(words, hn::IsNaN(value));
-  const auto upper = hn::ShiftRight<16>(hn::IfThenElse(is_nan, quiet, rounded));
-  hn::StoreU(hn::DemoteTo(HalfTag(), hn::BitCast(IntTag(), upper)), HalfTag(),
-             reinterpret_cast<uint16_t*>(to));
+  return hn::IfThenElse(hn::RebindMask(words, hn::IsNaN(value)), quiet, rounded);
 }
 
-HWY_INLINE void narrow(Vec value, Float16* to) {
-#if HWY_TARGET == HWY_SCALAR  // its conversion truncates
-  float values[kLanes];
-  hn::StoreU(value, FloatTag(), values);
-  for (int i = 0; i < kLanes; ++i) to[i] = Float16(values[i]);
-#else
+HWY_INLINE void narrow(VecPair values, BFloat16* to) {
+  const hn::Repartition<uint16_t, FloatTag> halves;
+  const auto even = hn::ShiftRight<16>(round_to_bf16(values.first));
+  const auto odd = hn::And(round_to_bf16(values.second), hn::Set(WordTag(), 0xffff0000U));
+  hn::StoreU(hn::BitCast(halves, hn::Or(even, odd)), halves, reinterpret_cast<uint16_t*>(to));
+}
+HWY_INLINE void restore_order(VecPair values, const BFloat16*, float* to) {
+  hn::StoreInterleaved2(values.first, values.second, FloatTag(), to);
+}
+
+HWY_INLINE VecPair widen(const Float16* from) {
+  const hn::Rebind<uint16_t, FloatTag> bits;
   const hn::Rebind<hwy::float16_t, FloatTag> tag;
-  hn::StoreU(hn::BitCast(HalfTag(), hn::DemoteTo(tag, value)), HalfTag(),
-             reinterpret_cast<uint16_t*>(to));
+  const auto half = [&](const Float16* at) HWY_ATTR {
+    const auto loaded = hn::LoadU(bits, reinterpret_cast<const uint16_t*>(at));
+    return hn::PromoteTo(FloatTag(), hn::BitCast(tag, loaded));
+  };
+  return {half(from), half(from + kLanes)};
+}
+
+HWY_INLINE void narrow(VecPair values, Float16* to) {  // the hardware's: to nearest even
+  const hn::Rebind<uint16_t, FloatTag> bits;
+  const hn::Rebind<hwy::float16_t, FloatTag> tag;
+  auto* halves = reinterpret_cast<uint16_t*>(to);
+  hn::StoreU(hn::BitCast(bits, hn::DemoteTo(tag, values.first)), bits, halves);
+  hn::StoreU(hn::BitCast(bits, hn::DemoteTo(tag, values.second)), bits, halves + kLanes);
+}
 #endif
+template <class T>
+HWY_INLINE void restore_order(VecPair values, const T*, float* to) {
+  narrow(values, to);
+}
+
+// The first `count` elements, then zeros; reads no others.
+template <class T>
+HWY_INLINE VecPair widen_first(const T* from, int32_t count) {
+  if (count >= kPair) return widen(from);
+  T padded[kPair] = {};
+  for (int32_t i = 0; i < count; ++i) padded[i] = from[i];
+  return widen(padded);
+}
+
+HWY_INLINE void store_pair(VecPair values, float* to) {
+  hn::Store(values.first, FloatTag(), to);
+  hn::Store(values.second, FloatTag(), to + kLanes);
 }
 
 // e^x for x <= 0 (or a rounding error above) to 2^-23; 0 below -87, where fp32 has no normal
@@ -138,14 +177,6 @@ HWY_INLINE Vec exp_negative(Vec x) {
 
 // ---------------------------------------------------------------------------------------------
 // The tile at work
-
-// Where the rows of one block of keys lie.
-template <class T>
-struct Sources {
-  const T** ckv;
-  const T** kpe;
-  int32_t count = 0;
-};
 
 template <class T>
 struct TileRun {
@@ -179,6 +210,17 @@ struct TileRun {
   }
   float* panel_scores(int32_t panel) const {
     return scores + int64_t{panel} * kPanelRows * layout.block_tokens;
+  }
+  float* panel_queries(int32_t panel, int32_t chunk) const {
+    const int64_t rows_before = int64_t{panel} * kPanelRows * layout.num_chunks +
+                                int64_t{chunk} * panel_vectors(panel) * kLanes;
+    return queries + rows_before * kChunkColumns;
+  }
+  float* row_query(int32_t row) const {
+    return queries + int64_t{row} * layout.num_chunks * kChunkColumns;
+  }
+  float* chunk_keys(int32_t chunk) const {
+    return keys + int64_t{chunk} * layout.block_tokens * kChunkColumns;
   }
 };
 
@@ -231,74 +273,88 @@ HWY_INLINE void start_rows(TileRun<T>& run) {
   }
 }
 
-// Part of a row's columns: ckv, or kpe after it.
-template <class T>
-struct Part {
-  int32_t begin;   // first column in the padded row
-  int32_t padded;  // columns, with padding
-  int32_t width;   // and without
+// A chunk of columns: where it lies in ckv or kpe, and how many of it there are.
+struct Chunk {
+  int32_t index;
+  bool of_kpe;
+  int32_t first;   // column of ckv or kpe
+  int32_t width;   // columns, at most kChunkColumns
+  int32_t padded;  // rounded up to whole pairs of vectors
 };
 
 template <class T>
-HWY_INLINE Part<T> part_of(const TileRun<T>& run, int index) {
-  const int32_t rank_padded = run.layout.rank_padded;
-  if (index == 0) return {0, rank_padded, run.rank()};
-  return {rank_padded, run.layout.width_padded - rank_padded, run.rope()};
+HWY_INLINE Chunk chunk_of(const TileRun<T>& run, int32_t index) {
+  const bool of_kpe = index >= run.layout.rank_chunks;
+  const int32_t first = (of_kpe ? index - run.layout.rank_chunks : index) * kChunkColumns;
+  const int32_t left = (of_kpe ? run.rope() : run.rank()) - first;
+  const int32_t width = left < kChunkColumns ? left : kChunkColumns;
+  constexpr int32_t kUnit = kPair > kColumnStep ? kPair : kColumnStep;
+  return {index, of_kpe, first, width, (width + kUnit - 1) / kUnit * kUnit};
 }
+
+// Where the rows of one block of keys lie.
+template <class T>
+struct Sources {
+  const T** ckv;
+  const T** kpe;
+  int32_t count = 0;
+
+  const T* const* rows(const Chunk& chunk) const { return chunk.of_kpe ? kpe : ckv; }
+};
 
 // ---------------------------------------------------------------------------------------------
 // 1 pack
 
 template <class T>
-HWY_INLINE const T* query_part(const AttentionParams& params, RowPlace at, int part) {
-  if (part == 0) {
-    return static_cast<const T*>(params.q_nope) + at.token * params.q_nope_token_stride +
-           at.head * params.q_nope_head_stride;
+HWY_INLINE const T* query_columns(const TileRun<T>& run, int32_t row, const Chunk& chunk) {
+  const AttentionParams& params = run.params;
+  const RowPlace at = place_of(params, run.tile.request, run.tile.row_begin + row);
+  if (chunk.of_kpe) {
+    return static_cast<const T*>(params.q_pe) + at.token * params.q_pe_token_stride +
+           at.head * params.q_pe_head_stride + chunk.first;
   }
-  return static_cast<const T*>(params.q_pe) + at.token * params.q_pe_token_stride +
-         at.head * params.q_pe_head_stride;
+  return static_cast<const T*>(params.q_nope) + at.token * params.q_nope_token_stride +
+         at.head * params.q_nope_head_stride + chunk.first;
 }
 
-// One vector of columns of a panel's rows: [row][column] to [column][row].
+// A chunk of a panel's rows: [row][column] to [column][row], one pair of vectors of columns at a
+// time.
 template <class T>
-HWY_INLINE void pack_columns(const TileRun<T>& run, int32_t panel, int part, int32_t column) {
+HWY_INLINE void pack_panel(const TileRun<T>& run, int32_t panel, const Chunk& chunk) {
   const FloatTag d;
-  const Part<T> columns = part_of(run, part);
-  const int32_t vectors = run.panel_vectors(panel);
-  HWY_ALIGN float square[kPanelRows * kLanes];
-  for (int32_t i = 0; i < vectors * kLanes; ++i) {
-    const int32_t row = panel * kPanelRows + i;
-    Vec value = hn::Zero(d);
-    if (row < run.tile.num_rows) {
-      const RowPlace at = place_of(run.params, run.tile.request, run.tile.row_begin + row);
-      value = widen_first(query_part<T>(run.params, at, part) + column, columns.width - column);
-    }
-    hn::Store(value, d, square + i * kLanes);
-  }
-  float* to = run.queries + int64_t{panel} * kPanelRows * run.layout.width_padded +
-              int64_t{columns.begin + column} * vectors * kLanes;
-  const auto step = hn::Mul(hn::Iota(IntTag(), 0), hn::Set(IntTag(), kLanes));
-  for (int32_t c = 0; c < kLanes; ++c) {
-    for (int32_t v = 0; v < vectors; ++v, to += kLanes) {
-      hn::Store(hn::GatherIndex(d, square + v * kLanes * kLanes + c, step), d, to);
+  const auto step = hn::Mul(hn::Iota(IntTag(), 0), hn::Set(IntTag(), kPair));
+  const int32_t rows = run.panel_vectors(panel) * kLanes;
+  HWY_ALIGN float square[kLanes * kPair];
+  for (int32_t first_row = 0; first_row < rows; first_row += kLanes) {
+    float* to = run.panel_queries(panel, chunk.index) + first_row;
+    for (int32_t column = 0; column < chunk.padded; column += kPair) {
+      for (int32_t i = 0; i < kLanes; ++i) {
+        const int32_t row = panel * kPanelRows + first_row + i;
+        VecPair values{hn::Zero(d), hn::Zero(d)};
+        if (row < run.tile.num_rows) {
+          values = widen_first(query_columns(run, row, chunk) + column, chunk.width - column);
+        }
+        store_pair(values, square + i * kPair);
+      }
+      for (int32_t c = 0; c < kPair; ++c, to += rows) {
+        hn::Store(hn::GatherIndex(d, square + c, step), d, to);
+      }
     }
   }
 }
 
 template <class T>
 HWY_INLINE void pack_queries(const TileRun<T>& run) {
-  for (int part = 0; part < 2; ++part) {
-    const Part<T> columns = part_of(run, part);
-    for (int32_t c = 0; c < columns.padded; c += kLanes) {
-      if (!run.by_dot) {
-        for (int32_t panel = 0; panel < run.num_panels; ++panel) pack_columns(run, panel, part, c);
-        continue;
-      }
-      for (int32_t row = 0; row < run.tile.num_rows; ++row) {
-        const RowPlace at = place_of(run.params, run.tile.request, run.tile.row_begin + row);
-        const Vec value = widen_first(query_part<T>(run.params, at, part) + c, columns.width - c);
-        hn::Store(value, FloatTag(),
-                  run.queries + int64_t{row} * run.layout.width_padded + columns.begin + c);
+  for (int32_t index = 0; index < run.layout.num_chunks; ++index) {
+    const Chunk chunk = chunk_of(run, index);
+    if (!run.by_dot) {
+      for (int32_t panel = 0; panel < run.num_panels; ++panel) pack_panel(run, panel, chunk);
+      continue;
+    }
+    for (int32_t row = 0; row < run.tile.num_rows; ++row) {
+      float* to = run.row_query(row) + index * kChunkColumns;
+      for (int32_t c = 0; c < chunk.padded; c += kPair) {
+        store_pair(widen_first(query_columns(run, row, chunk) + c, chunk.width - c), to + c);
       }
     }
   }
@@ -334,41 +390,91 @@ HWY_INLINE void locate_keys(const TileRun<T>& run, int64_t begin, int64_t end,
   }
 }
 
-// Columns [first, last) of a part of keys [key, key_end), then zero rows up to key_padded.
+// All kChunkColumns of a row.
 template <class T>
-HWY_INLINE void widen_keys(const TileRun<T>& run, const Sources<T>& sources, int part,
-                           int32_t first, int32_t last, int32_t key, int32_t key_end,
-                           int32_t key_padded) {
+HWY_INLINE void widen_whole(const T* from, float* to) {
+  HWY_UNROLL(4)
+  for (int32_t c = 0; c < kChunkColumns; c += kPair) store_pair(widen(from + c), to + c);
+}
+
+// A chunk of keys [key, key_end).
+template <class T>
+HWY_INLINE void widen_keys(const TileRun<T>& run, const Sources<T>& sources, const Chunk& chunk,
+                           int32_t key, int32_t key_end) {
+  const T* const* rows = sources.rows(chunk) + key;
+  float* to = run.chunk_keys(chunk.index) + key * kChunkColumns;
+  for (int32_t k = key; k < key_end; ++k, ++rows, to += kChunkColumns) {
+    const T* from = *rows + chunk.first;
+    if (chunk.width == kChunkColumns) {
+      widen_whole(from, to);
+      continue;
+    }
+    for (int32_t c = 0; c < chunk.padded; c += kPair) {
+      store_pair(widen_first(from + c, chunk.width - c), to + c);
+    }
+  }
+}
+
+// Zeros for the keys that fill up the last group of a register tile. Their scores are never read,
+// but what lies there may be slow to multiply (subnormal numbers).
+template <class T>
+HWY_INLINE void clear_keys(const TileRun<T>& run, int32_t key, int32_t key_end) {
   const FloatTag d;
-  const Part<T> columns = part_of(run, part);
-  const T* const* rows = part == 0 ? sources.ckv : sources.kpe;
-  for (int32_t k = key; k < key_padded; ++k) {
-    float* to = run.keys + int64_t{k} * run.layout.key_stride + columns.begin;
-    for (int32_t c = first; c < last; c += kLanes) {
-      hn::Store(k < key_end ? widen_first(rows[k] + c, columns.width - c) : hn::Zero(d), d, to + c);
+  for (int32_t index = 0; index < run.layout.num_chunks; ++index) {
+    float* to = run.chunk_keys(index) + key * kChunkColumns;
+    for (int32_t i = 0; i < (key_end - key) * kChunkColumns; i += kLanes) {
+      hn::Store(hn::Zero(d), d, to + i);
     }
   }
 }
 
 template <class T>
-HWY_INLINE void prefetch_columns(const Sources<T>& next, int part, int32_t first, int32_t last,
-                                 int32_t key) {
-  if (key >= next.count) return;
-  const T* row = part == 0 ? next.ckv[key] : next.kpe[key];
+HWY_INLINE void prefetch_key(const Sources<T>& next, const Chunk& chunk, int32_t key) {
   constexpr int32_t kLine = 64 / static_cast<int32_t>(sizeof(T));
-  for (int32_t c = first; c < last; c += kLine) {
-    __builtin_prefetch(row + c, 0, 2);  // to the level-2 cache
+  const T* from = next.rows(chunk)[key] + chunk.first;
+  for (int32_t c = 0; c < chunk.width; c += kLine) {
+    __builtin_prefetch(from + c, 0, 2);  // to the level-2 cache
   }
 }
+
+// What goes on beside the multiplications of a chunk, spread evenly over their steps: its successor
+// is widened, and the same chunk of the next block comes nearer. In one go, the first would wait
+// for the level-2 cache and the second fill the line buffers.
+template <class T>
+struct Beside {
+  const TileRun<T>& run;
+  const Sources<T>& block;
+  const Sources<T>& next;
+  const Chunk& chunk;
+  const Chunk* successor;  // null: none, or not a whole chunk
+  int32_t num_steps;
+  int32_t credit = 0;  // keys x num_steps
+  int32_t key = 0;
+
+  HWY_INLINE void step() {
+    for (credit += block.count; credit >= num_steps; credit -= num_steps) do_key();
+  }
+  HWY_INLINE void finish() {
+    while (key < block.count) do_key();
+  }
+  HWY_INLINE void do_key() {
+    if (successor != nullptr) {
+      widen_whole(block.rows(*successor)[key] + successor->first,
+                  run.chunk_keys(successor->index) + key * kChunkColumns);
+    }
+    if (key < next.count) prefetch_key(next, chunk, key);
+    ++key;
+  }
+};
 
 // ---------------------------------------------------------------------------------------------
 // 3 score
 
 // scores[key][row] (+)= sum over `columns` of keys[key][column] * queries[column][row].
-template <int kKeys, int kVectors>
-HWY_INLINE void score_tile(const float* HWY_RESTRICT keys, int64_t key_stride,
-                           const float* HWY_RESTRICT queries, int32_t columns,
-                           float* HWY_RESTRICT scores, bool first) {
+template <int kKeys, int kVectors, class T>
+HWY_INLINE void score_tile(const float* HWY_RESTRICT keys, const float* HWY_RESTRICT queries,
+                           int32_t columns, Beside<T>& beside, float* HWY_RESTRICT scores,
+                           bool first) {
   const FloatTag d;
   Vec acc[kKeys][kVectors];
   HWY_UNROLL(24)
@@ -376,16 +482,20 @@ HWY_INLINE void score_tile(const float* HWY_RESTRICT keys, int64_t key_stride,
     HWY_UNROLL(4)
     for (int v = 0; v < kVectors; ++v) acc[k][v] = hn::Zero(d);
   }
-  for (int32_t c = 0; c < columns; ++c) {
-    Vec query[kVectors];
+  for (int32_t c = 0; c < columns; c += kColumnStep) {
+    beside.step();
     HWY_UNROLL(4)
-    for (int v = 0; v < kVectors; ++v) query[v] = hn::Load(d, queries + v * kLanes);
-    queries += kVectors * kLanes;
-    HWY_UNROLL(24)
-    for (int k = 0; k < kKeys; ++k) {
-      const Vec key = hn::Set(d, keys[k * key_stride + c]);
+    for (int32_t i = 0; i < kColumnStep; ++i) {
+      Vec query[kVectors];
       HWY_UNROLL(4)
-      for (int v = 0; v < kVectors; ++v) acc[k][v] = hn::MulAdd(key, query[v], acc[k][v]);
+      for (int v = 0; v < kVectors; ++v) query[v] = hn::Load(d, queries + v * kLanes);
+      queries += kVectors * kLanes;
+      HWY_UNROLL(24)
+      for (int k = 0; k < kKeys; ++k) {
+        const Vec key = hn::Set(d, keys[k * kChunkColumns + c + i]);
+        HWY_UNROLL(4)
+        for (int v = 0; v < kVectors; ++v) acc[k][v] = hn::MulAdd(key, query[v], acc[k][v]);
+      }
     }
   }
   HWY_UNROLL(24)
@@ -399,20 +509,14 @@ HWY_INLINE void score_tile(const float* HWY_RESTRICT keys, int64_t key_stride,
 }
 
 template <int kKeys, int kVectors, class T>
-HWY_INLINE void score_panel(const TileRun<T>& run, const Sources<T>& next, int32_t panel,
-                            int32_t num_keys, int part, int32_t first, int32_t last) {
-  const int32_t column = part_of(run, part).begin + first;
-  const float* queries = run.queries + int64_t{panel} * kPanelRows * run.layout.width_padded +
-                         int64_t{column} * kVectors * kLanes;
-  const float* keys = run.keys + column;
+HWY_INLINE void score_panel(const TileRun<T>& run, Beside<T>& beside, int32_t panel,
+                            int32_t num_keys, const Chunk& chunk) {
+  const float* queries = run.panel_queries(panel, chunk.index);
+  const float* keys = run.chunk_keys(chunk.index);
   float* scores = run.panel_scores(panel);
   for (int32_t k = 0; k < num_keys; k += kKeys) {
-    for (int32_t ahead = k + panel; ahead < k + kKeys; ahead += run.num_panels) {
-      prefetch_columns(next, part, first, last, ahead);
-    }
-    score_tile<kKeys, kVectors>(keys + int64_t{k} * run.layout.key_stride, run.layout.key_stride,
-                                queries, last - first, scores + int64_t{k} * kVectors * kLanes,
-                                column == 0);
+    score_tile<kKeys, kVectors>(keys + k * kChunkColumns, queries, chunk.padded, beside,
+                                scores + k * kVectors * kLanes, chunk.index == 0);
   }
 }
 
@@ -423,35 +527,54 @@ HWY_INLINE int32_t panel_keys(const TileRun<T>& run, int32_t panel, int64_t begi
   return static_cast<int32_t>(seen < 0 ? 0 : (seen < count ? seen : count));
 }
 
+// Register tiles of a block, of one chunk.
+template <class T>
+HWY_INLINE int32_t count_tiles(const TileRun<T>& run, int64_t begin, int32_t count) {
+  int32_t tiles = 0;
+  for (int32_t panel = 0; panel < run.num_panels; ++panel) {
+    const int32_t keys =
+        run.panel_vectors(panel) == 2 ? RegisterTile::kWideKeys : RegisterTile::kNarrowKeys;
+    tiles += (panel_keys(run, panel, begin, count) + keys - 1) / keys;
+  }
+  return tiles;
+}
+
 template <class T>
 HWY_INLINE void score_by_rows(const TileRun<T>& run, const Sources<T>& block,
                               const Sources<T>& next, int64_t begin) {
-  constexpr int32_t kPad = RegisterTile::kNarrowKeys;  // a multiple of kWideKeys
+  constexpr int32_t kPad = RegisterTile::kNarrowKeys;
   static_assert(kPad % RegisterTile::kWideKeys == 0);
-  const int32_t padded = (block.count + kPad - 1) / kPad * kPad;
-  for (int part = 0; part < 2; ++part) {
-    const int32_t part_columns = part_of(run, part).padded;
-    for (int32_t first = 0; first < part_columns; first += kChunkColumns) {
-      const int32_t left = part_columns - first;
-      const int32_t last = first + (left < kChunkColumns ? left : kChunkColumns);
-      widen_keys(run, block, part, first, last, 0, block.count, padded);
-      for (int32_t panel = 0; panel < run.num_panels; ++panel) {
-        const int32_t num_keys = panel_keys(run, panel, begin, block.count);
-        if (run.panel_vectors(panel) == 2) {
-          score_panel<RegisterTile::kWideKeys, 2>(run, next, panel, num_keys, part, first, last);
-        } else {
-          score_panel<RegisterTile::kNarrowKeys, 1>(run, next, panel, num_keys, part, first, last);
-        }
+  clear_keys(run, block.count, (block.count + kPad - 1) / kPad * kPad);
+  const int32_t num_tiles = count_tiles(run, begin, block.count);
+  Chunk chunk = chunk_of(run, 0);
+  widen_keys(run, block, chunk, 0, block.count);
+  for (int32_t index = 0; index < run.layout.num_chunks; ++index) {
+    const bool last = index + 1 == run.layout.num_chunks;
+    const Chunk successor = last ? chunk : chunk_of(run, index + 1);
+    const bool beside_it = !last && successor.width == kChunkColumns;
+    Beside<T> beside{run,
+                     block,
+                     next,
+                     chunk,
+                     beside_it ? &successor : nullptr,
+                     num_tiles * chunk.padded / kColumnStep};
+    for (int32_t panel = 0; panel < run.num_panels; ++panel) {
+      const int32_t num_keys = panel_keys(run, panel, begin, block.count);
+      if (run.panel_vectors(panel) == 2) {
+        score_panel<RegisterTile::kWideKeys, 2>(run, beside, panel, num_keys, chunk);
+      } else {
+        score_panel<RegisterTile::kNarrowKeys, 1>(run, beside, panel, num_keys, chunk);
       }
     }
+    beside.finish();
+    if (!last && !beside_it) widen_keys(run, block, successor, 0, block.count);
+    chunk = successor;
   }
 }
 
 // scores[key][row] of kRows rows and kKeys keys as dot products along the columns.
-template <int kRows, int kKeys>
-HWY_INLINE void dot_tile(const float* HWY_RESTRICT keys, int64_t key_stride,
-                         const float* HWY_RESTRICT queries, int32_t columns,
-                         float* HWY_RESTRICT scores) {
+template <int kRows, int kKeys, class T>
+HWY_INLINE void dot_tile(const TileRun<T>& run, int32_t row, int32_t key) {
   const FloatTag d;
   Vec acc[kRows][kKeys];
   HWY_UNROLL(4)
@@ -459,22 +582,28 @@ HWY_INLINE void dot_tile(const float* HWY_RESTRICT keys, int64_t key_stride,
     HWY_UNROLL(4)
     for (int k = 0; k < kKeys; ++k) acc[r][k] = hn::Zero(d);
   }
-  for (int32_t c = 0; c < columns; c += kLanes) {
-    Vec query[kRows];
-    HWY_UNROLL(4)
-    for (int r = 0; r < kRows; ++r) query[r] = hn::Load(d, queries + int64_t{r} * columns + c);
-    HWY_UNROLL(4)
-    for (int k = 0; k < kKeys; ++k) {
-      const Vec key = hn::Load(d, keys + k * key_stride + c);
+  const int64_t query_stride = int64_t{run.layout.num_chunks} * kChunkColumns;
+  for (int32_t index = 0; index < run.layout.num_chunks; ++index) {
+    const float* HWY_RESTRICT queries = run.row_query(row) + index * kChunkColumns;
+    const float* HWY_RESTRICT keys = run.chunk_keys(index) + key * kChunkColumns;
+    const int32_t columns = chunk_of(run, index).padded;
+    for (int32_t c = 0; c < columns; c += kLanes) {
+      Vec query[kRows];
       HWY_UNROLL(4)
-      for (int r = 0; r < kRows; ++r) acc[r][k] = hn::MulAdd(key, query[r], acc[r][k]);
+      for (int r = 0; r < kRows; ++r) query[r] = hn::Load(d, queries + r * query_stride + c);
+      HWY_UNROLL(4)
+      for (int k = 0; k < kKeys; ++k) {
+        const Vec values = hn::Load(d, keys + k * kChunkColumns + c);
+        HWY_UNROLL(4)
+        for (int r = 0; r < kRows; ++r) acc[r][k] = hn::MulAdd(values, query[r], acc[r][k]);
+      }
     }
   }
   HWY_UNROLL(4)
   for (int r = 0; r < kRows; ++r) {
     HWY_UNROLL(4)
     for (int k = 0; k < kKeys; ++k) {
-      scores[k * kLanes + r] = hn::GetLane(hn::SumOfLanes(d, acc[r][k]));
+      run.scores[(key + k) * kLanes + row + r] = hn::GetLane(hn::SumOfLanes(d, acc[r][k]));
     }
   }
 }
@@ -483,28 +612,18 @@ template <class T>
 HWY_INLINE void score_by_dot(const TileRun<T>& run, const Sources<T>& block,
                              const Sources<T>& next) {
   constexpr int kKeys = RegisterTile::kDotKeys;
-  const int32_t width = run.layout.width_padded;
-  const int64_t stride = run.layout.key_stride;
   for (int32_t k = 0; k < block.count; k += kKeys) {
-    for (int part = 0; part < 2; ++part) {
-      const int32_t columns = part_of(run, part).padded;
-      const int32_t key_end = k + kKeys < block.count ? k + kKeys : block.count;
-      widen_keys(run, block, part, 0, columns, k, key_end, k + kKeys);
-      for (int i = 0; i < kKeys; ++i) prefetch_columns(next, part, 0, columns, k + i);
+    const int32_t key_end = k + kKeys < block.count ? k + kKeys : block.count;
+    clear_keys(run, key_end, k + kKeys);
+    for (int32_t index = 0; index < run.layout.num_chunks; ++index) {
+      const Chunk chunk = chunk_of(run, index);
+      widen_keys(run, block, chunk, k, key_end);
+      for (int32_t i = k; i < k + kKeys && i < next.count; ++i) prefetch_key(next, chunk, i);
     }
-    const float* keys = run.keys + k * stride;
-    float* scores = run.scores + int64_t{k} * kLanes;
-    const float* queries = run.queries;
-    int32_t rows = run.tile.num_rows;
-    for (; rows >= 4; rows -= 4, queries += int64_t{4} * width, scores += 4) {
-      dot_tile<4, kKeys>(keys, stride, queries, width, scores);
-    }
-    if (rows >= 2) {
-      dot_tile<2, kKeys>(keys, stride, queries, width, scores);
-      queries += int64_t{2} * width;
-      scores += 2;
-    }
-    if (rows % 2 == 1) dot_tile<1, kKeys>(keys, stride, queries, width, scores);
+    int32_t row = 0;
+    for (; row + 4 <= run.tile.num_rows; row += 4) dot_tile<4, kKeys>(run, row, k);
+    for (; row + 2 <= run.tile.num_rows; row += 2) dot_tile<2, kKeys>(run, row, k);
+    for (; row < run.tile.num_rows; ++row) dot_tile<1, kKeys>(run, row, k);
   }
 }
 
@@ -561,7 +680,7 @@ HWY_INLINE void weigh_block(const TileRun<T>& run, int32_t panel, int64_t begin,
 // out[row][column] = out * rescale + sum over keys of weights[key][row] * values[key][column].
 template <int kRows, int kVectors>
 HWY_INLINE void value_tile(const float* HWY_RESTRICT weights, int64_t weight_stride,
-                           const float* HWY_RESTRICT values, int64_t value_stride, int32_t num_keys,
+                           const float* HWY_RESTRICT values, int32_t num_keys,
                            const float* HWY_RESTRICT rescale, float* HWY_RESTRICT out,
                            int64_t out_stride) {
   const FloatTag d;
@@ -581,7 +700,7 @@ HWY_INLINE void value_tile(const float* HWY_RESTRICT weights, int64_t weight_str
       HWY_UNROLL(4)
       for (int v = 0; v < kVectors; ++v) acc[r][v] = hn::MulAdd(weight, value[v], acc[r][v]);
     }
-    values += value_stride;
+    values += kChunkColumns;
     weights += weight_stride;
   }
   HWY_UNROLL(4)
@@ -595,12 +714,11 @@ HWY_INLINE void value_tile(const float* HWY_RESTRICT weights, int64_t weight_str
   }
 }
 
-// One stripe of columns, for all rows of a panel that see a key of this block.
+// A stripe of columns, for all rows of a panel that see a key of this block.
 template <int kVectors, class T>
 HWY_INLINE void accumulate_stripe(const TileRun<T>& run, int32_t panel, int64_t begin,
-                                  int32_t count, int32_t column) {
+                                  int32_t count, const float* values, float* out) {
   const int64_t weight_stride = int64_t{run.panel_vectors(panel)} * kLanes;
-  const int64_t key_stride = run.layout.key_stride;
   const int64_t out_stride = run.layout.out_stride;
   const int32_t first_row = panel * kPanelRows;
   const int32_t end_row = run.panel_last_row(panel) + 1;
@@ -610,19 +728,16 @@ HWY_INLINE void accumulate_stripe(const TileRun<T>& run, int32_t panel, int64_t 
     const int64_t seen = run.ends[row + rows - 1] - begin;
     const auto num_keys = static_cast<int32_t>(seen < count ? seen : count);
     const float* weights = run.panel_scores(panel) + (row - first_row);
-    const float* values = run.keys + column;
-    float* out = run.out + row * out_stride + column;
+    const float* rescale = run.rescale + row;
+    float* to = out + row * out_stride;
     if (num_keys <= 0) {
       // These rows see none of the block: nothing changes.
     } else if (rows == 4) {
-      value_tile<4, kVectors>(weights, weight_stride, values, key_stride, num_keys,
-                              run.rescale + row, out, out_stride);
+      value_tile<4, kVectors>(weights, weight_stride, values, num_keys, rescale, to, out_stride);
     } else if (rows == 2) {
-      value_tile<2, kVectors>(weights, weight_stride, values, key_stride, num_keys,
-                              run.rescale + row, out, out_stride);
+      value_tile<2, kVectors>(weights, weight_stride, values, num_keys, rescale, to, out_stride);
     } else {
-      value_tile<1, kVectors>(weights, weight_stride, values, key_stride, num_keys,
-                              run.rescale + row, out, out_stride);
+      value_tile<1, kVectors>(weights, weight_stride, values, num_keys, rescale, to, out_stride);
     }
     row += rows;
   }
@@ -631,15 +746,19 @@ HWY_INLINE void accumulate_stripe(const TileRun<T>& run, int32_t panel, int64_t 
 template <class T>
 HWY_INLINE void accumulate_block(const TileRun<T>& run, int64_t begin, int32_t count) {
   constexpr int32_t kStripe = RegisterTile::kOutVectors * kLanes;
-  int32_t column = 0;
-  for (; column + kStripe <= run.layout.rank_padded; column += kStripe) {
+  static_assert(kChunkColumns % kStripe == 0);
+  for (int32_t index = 0; index < run.layout.rank_chunks; ++index) {
+    const int32_t columns = chunk_of(run, index).padded;
+    const float* values = run.chunk_keys(index);
+    float* out = run.out + index * kChunkColumns;
     for (int32_t panel = 0; panel < run.num_panels; ++panel) {
-      accumulate_stripe<RegisterTile::kOutVectors>(run, panel, begin, count, column);
-    }
-  }
-  for (; column < run.layout.rank_padded; column += kLanes) {
-    for (int32_t panel = 0; panel < run.num_panels; ++panel) {
-      accumulate_stripe<1>(run, panel, begin, count, column);
+      int32_t c = 0;
+      for (; c + kStripe <= columns; c += kStripe) {
+        accumulate_stripe<RegisterTile::kOutVectors>(run, panel, begin, count, values + c, out + c);
+      }
+      for (; c < columns; c += kLanes) {
+        accumulate_stripe<1>(run, panel, begin, count, values + c, out + c);
+      }
     }
   }
 }
@@ -672,7 +791,8 @@ HWY_INLINE void fold(const TileRun<T>& run, bool first) {
     float* out = run.out + int64_t{row} * run.layout.out_stride;
     float* total = run.total + int64_t{row} * run.layout.out_stride;
     const Vec rescale = hn::Set(d, run.rescale[row]);
-    for (int32_t c = 0; c < run.layout.rank_padded; c += kLanes) {
+    const int32_t columns = (run.rank() + kPair - 1) / kPair * kPair;
+    for (int32_t c = 0; c < columns; c += kLanes) {
       const Vec part = hn::Load(d, out + c);
       hn::Store(first ? part : hn::MulAdd(hn::Load(d, total + c), rescale, part), d, total + c);
       hn::Store(hn::Zero(d), d, out + c);
@@ -683,16 +803,29 @@ HWY_INLINE void fold(const TileRun<T>& run, bool first) {
 // ---------------------------------------------------------------------------------------------
 // 7 write
 
-template <class Out>
+// values x scale to the output's dtype, or to fp32 in the order of memory.
+template <class T, class Out>
 HWY_INLINE void write_values(const float* values, float scale, int32_t count, Out* to) {
   const FloatTag d;
   const Vec factor = hn::Set(d, scale);
-  int32_t c = 0;
-  for (; c + kLanes <= count; c += kLanes) narrow(hn::Mul(hn::Load(d, values + c), factor), to + c);
-  if (c == count) return;
-  Out last[kLanes];
-  narrow(hn::Mul(hn::Load(d, values + c), factor), last);
-  for (int32_t i = 0; c + i < count; ++i) to[c + i] = last[i];
+  for (int32_t c = 0; c < count; c += kPair) {
+    const VecPair pair{hn::Mul(hn::Load(d, values + c), factor),
+                       hn::Mul(hn::Load(d, values + c + kLanes), factor)};
+    const auto store = [&](Out* at) HWY_ATTR {
+      if constexpr (sizeof(T) == sizeof(Out)) {
+        narrow(pair, at);
+      } else {
+        restore_order(pair, static_cast<const T*>(nullptr), at);
+      }
+    };
+    if (c + kPair <= count) {
+      store(to + c);
+      continue;
+    }
+    Out last[kPair];
+    store(last);
+    for (int32_t i = 0; c + i < count; ++i) to[c + i] = last[i];
+  }
 }
 
 template <class T>
@@ -707,13 +840,13 @@ HWY_INLINE void write_rows(const TileRun<T>& run) {
     const float natural_lse = sum == 0 ? -kInfinity : static_cast<float>(lse);
     if (tile.partial_begin >= 0) {
       const int64_t at = tile.partial_begin + row;
-      write_values(values, scale, run.rank(), params.partial_out + at * run.rank());
+      write_values<T>(values, scale, run.rank(), params.partial_out + at * run.rank());
       params.partial_lse[at] = natural_lse;
     } else {
       const RowPlace at = place_of(params, tile.request, tile.row_begin + row);
-      write_values(values, scale, run.rank(),
-                   static_cast<T*>(params.out) + at.token * params.out_token_stride +
-                       at.head * params.out_head_stride);
+      write_values<T>(values, scale, run.rank(),
+                      static_cast<T*>(params.out) + at.token * params.out_token_stride +
+                          at.head * params.out_head_stride);
       write_lse(params, at, natural_lse);
     }
   }

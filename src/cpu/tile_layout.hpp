@@ -10,18 +10,23 @@ namespace mla::cpu {
 /// Working memory of one worker, whatever the geometry.
 inline constexpr size_t kMaxWorkerBytes = size_t{2} << 20;
 
+/// Latent columns are cut into chunks of this many, ckv and kpe each for itself; a buffer of keys
+/// or queries holds one chunk of all its rows after the other. A chunk of a block of keys (24 KiB)
+/// and of a panel of queries stays in the level-1 cache while they are multiplied, and rows lie a
+/// constant stride apart, so that the inner loops compute no addresses.
+inline constexpr int32_t kChunkColumns = 64;
+
 /// The shapes of the SIMD kernel for one geometry and vector width, and where each buffer lies in
 /// the worker's memory. The only place that knows them: cost model, memory query and kernel ask it.
 struct TileLayout {
   int32_t tile_rows = 0;     ///< rows of a tile at most
   int32_t block_tokens = 0;  ///< keys that are widened to fp32 together
-  int32_t rank_padded = 0;   ///< kv_lora_rank rounded up to whole vectors
-  int32_t width_padded = 0;  ///< and the rope columns after it, rounded up too
-  int32_t key_stride = 0;    ///< floats from one widened key to the next
-  int32_t out_stride = 0;    ///< floats from one row of accumulators to the next
+  int32_t rank_chunks = 0;   ///< chunks of kv_lora_rank; chunk rank_chunks is the first of kpe
+  int32_t num_chunks = 0;
+  int32_t out_stride = 0;  ///< floats from one row of accumulators to the next
   // Byte offsets of the buffers.
-  size_t queries_at = 0;  ///< fp32 queries, [panel][column][row] or [row][column]
-  size_t keys_at = 0;     ///< [block_tokens][key_stride], one block widened
+  size_t queries_at = 0;  ///< fp32 queries, [panel][chunk][column][row] or [row][chunk][column]
+  size_t keys_at = 0;     ///< [chunk][key][column], one block widened
   size_t scores_at = 0;   ///< [panel][key][row]: scores, then weights of the block
   size_t out_at = 0;      ///< [tile_rows][out_stride], sums of weight x value since the last fold
   size_t total_at = 0;    ///< the same, of all folds
