@@ -30,8 +30,14 @@ function(mla_add_test name)
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/tests)
   target_link_libraries(${name} PRIVATE mla::mla mla_warnings ${arg_LIBS} GTest::gmock
                                         GTest::gtest_main)
-  gtest_discover_tests(${name} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT}
-                       DISCOVERY_MODE PRE_TEST)
+  gtest_discover_tests(${name} PROPERTIES TIMEOUT ${arg_TIMEOUT} DISCOVERY_MODE PRE_TEST)
+  # Several labels do not survive as a property there; the list of tests is known to ctest only.
+  set(labels_file ${CMAKE_CURRENT_BINARY_DIR}/${name}_labels.cmake)
+  file(WRITE ${labels_file} "if(${name}_TESTS)
+  set_tests_properties(\${${name}_TESTS} PROPERTIES LABELS \"${arg_LABELS}\")
+endif()
+")
+  set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES ${labels_file})
   list(GET arg_LABELS 0 kind)
   mla_test_kind(${kind} ${name})
 endfunction()
