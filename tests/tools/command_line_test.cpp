@@ -54,6 +54,30 @@ TEST(DoctorTools, DescribesTheMachine) {
   EXPECT_GT(json.at("machine").at("memory_bytes").get<int64_t>(), 0);
 }
 
+TEST(DoctorTools, SaysWhichKernelServesEveryModelAndThatItIsRight) {
+  const ToolResult result = run_tool({"doctor", "--json"});
+  ASSERT_EQ(result.status, 0) << result.err;
+  const auto json = nlohmann::json::parse(result.out);
+  EXPECT_TRUE(json.at("ok"));
+  EXPECT_GE(json.at("models").size(), 8U);
+  for (const auto& model : json.at("models")) {
+    EXPECT_NE(model.at("kernel"), "") << model;
+    EXPECT_NE(model.at("reason"), "") << model;
+  }
+  int checked_kernels = 0;
+  for (const auto& kernel : json.at("kernels")) {
+    if (!kernel.at("runs")) {
+      EXPECT_NE(kernel.at("refusal"), "") << kernel;
+      continue;
+    }
+    ++checked_kernels;
+    EXPECT_TRUE(kernel.at("ok")) << kernel;
+    EXPECT_GT(kernel.at("checked_rows"), 100) << kernel;
+    EXPECT_LE(kernel.at("max_bound_share"), 1) << kernel;
+  }
+  EXPECT_GE(checked_kernels, 1);
+}
+
 TEST(DoctorTools, JsonWithoutAFileStandsAloneOnStandardOutput) {
   const ToolResult result = run_tool({"doctor", "--json"});
   EXPECT_EQ(result.status, 0) << result.err;

@@ -1,7 +1,8 @@
 #pragma once
 
-#include <CLI/CLI.hpp>
-#include <stdexcept>
+namespace CLI {
+class App;
+}
 
 namespace mla::cli {
 
@@ -10,15 +11,10 @@ inline constexpr int kDone = 0;         // all is well
 inline constexpr int kCheckFailed = 1;  // it ran, and something it checks is wrong
 inline constexpr int kBadUsage = 2;     // arguments or input files that cannot be served
 
-/// An argument or an input file is wrong. main() prints the text and exits with kBadUsage.
-class UsageError : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
-
 // Each command has a source of its own, <name>_command.cpp, with one function that adds it to the
 // program: its options and a callback that runs it and puts the exit status into `status`, which
 // outlives the callback. main.cpp has the table of them.
 void add_doctor_command(CLI::App& app, int& status);
+void add_replay_command(CLI::App& app, int& status);
 
 }  // namespace mla::cli

@@ -7,12 +7,14 @@
 
 #include "mla/command.hpp"
 #include "mla/error.hpp"
+#include "mla/usage_error.hpp"
 #include "mla/version.hpp"
 
 namespace {
 
 constexpr void (*kCommands[])(CLI::App&, int&) = {
     mla::cli::add_doctor_command,
+    mla::cli::add_replay_command,
 };
 
 int fail(const char* text, int status) {

@@ -3,13 +3,15 @@
 #include <fmt/core.h>
 #include <unistd.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <stdexcept>
 
-#include "mla/command.hpp"
+#include "mla/usage_error.hpp"
 
 namespace mla::cli {
 namespace {

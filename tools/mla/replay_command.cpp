@@ -1,0 +1,117 @@
+#include <fmt/core.h>
+
+#include <CLI/CLI.hpp>
+#include <csignal>
+#include <map>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "mla/command.hpp"
+#include "mla/output.hpp"
+#include "mla/progress.hpp"
+#include "mla/replay_report.hpp"
+#include "mla/server.hpp"
+
+namespace mla::cli {
+namespace {
+
+constexpr int kInterrupted = 130;  // as a shell reports the signal
+
+volatile std::sig_atomic_t interrupt_seen = 0;
+
+// Lets the step in work end; a second interrupt ends the program at once.
+void on_interrupt(int signal) {
+  interrupt_seen = 1;
+  std::signal(signal, SIG_DFL);
+}
+
+// Serves the whole workload; false where the user interrupted it.
+bool serve(Server& server, bool show_progress) {
+  Progress progress(server.total_tokens(), "tokens", show_progress);
+  while (!server.done()) {
+    if (interrupt_seen != 0) return false;
+    server.step();
+    progress.show(server.served_tokens(),
+                  fmt::format("{} requests done, {} at work", server.stats().requests_finished,
+                              server.num_running()));
+  }
+  return true;
+}
+
+int run_replay(const ReplayOptions& options, const JsonTarget& json, bool quiet) {
+  const auto trace = read_trace_file(options.trace, options.max_requests);
+  const auto requests = make_workload(trace, options.length_scale);
+  check_writable(json);
+  Server server(options, requests);
+  std::signal(SIGINT, on_interrupt);
+  std::signal(SIGTERM, on_interrupt);
+  const bool completed = serve(server, !quiet);
+  server.finish();
+  if (!json.to_stdout()) fmt::print("{}", replay_table(options, server));
+  for (const std::string& message : server.checker().messages()) {
+    fmt::print(stderr, "mla: {}\n", message);
+  }
+  if (!completed) {
+    fmt::print(stderr, "mla: interrupted\n");
+    return kInterrupted;
+  }
+  write_json(json, replay_json(options, server));
+  const ReplayStats& stats = server.stats();
+  return stats.requests_failed == 0 && stats.pages_leaked == 0 ? kDone : kCheckFailed;
+}
+
+const std::map<std::string, DType> kDTypes = {
+    {"bf16", DType::kBFloat16}, {"fp16", DType::kFloat16}, {"fp32", DType::kFloat32}};
+
+void add_options(CLI::App& command, ReplayOptions& options) {
+  const auto integer = [&command](const char* name, auto& value, int64_t least, int64_t most,
+                                  const char* text) {
+    return command.add_option(name, value, text)->check(CLI::Range(least, most));
+  };
+  command.add_option("TRACE", options.trace, "JSON lines, Mooncake format")->required();
+  integer("--requests", options.max_requests, 1, INT64_MAX, "only the first so many (all)");
+  command.add_option("--length-scale", options.length_scale, "scales lengths and blocks alike")
+      ->check(CLI::Range(1e-6, 64.0))
+      ->capture_default_str();
+  integer("--heads", options.num_heads, 1, kMaxHeads, "query heads")->capture_default_str();
+  integer("--layers", options.num_layers, 1, 1024, "layers of the pool")->capture_default_str();
+  integer("--kv-lora-rank", options.kv_lora_rank, 1, kMaxLatentWidth, "columns of ckv")
+      ->capture_default_str();
+  integer("--qk-rope-head-dim", options.qk_rope_head_dim, 0, kMaxLatentWidth, "columns of kpe")
+      ->capture_default_str();
+  command.add_option("--sm-scale", options.sm_scale, "softmax scale (192^-0.5)")
+      ->check(CLI::PositiveNumber);
+  integer("--page-size", options.page_size, 1, 1 << 20, "tokens of a page")->capture_default_str();
+  integer("--pages", options.num_pages, 1, kMaxPoolPages - 1,
+          "usable pages (room for 131072 tokens)");
+  integer("--token-budget", options.token_budget, 1, 1 << 20, "most new tokens of a step")
+      ->capture_default_str();
+  integer("--max-running", options.max_running, 1, kMaxRows, "most requests at work")
+      ->capture_default_str();
+  command.add_option("--dtype", options.dtype, "of queries, cache and outputs (bf16)")
+      ->transform(CLI::CheckedTransformer(kDTypes));
+  integer("--threads", options.num_threads, 1, 1024, "threads (all processors)");
+  integer("--check", options.checks_per_step, 0, 1 << 20,
+          "rows of a step checked against the reference")
+      ->capture_default_str();
+  command.add_option("--seed", options.seed, "of all data")->capture_default_str();
+  command.add_option("--kernel", options.kernel,
+                     "a kernel of `mla doctor` (the first that accepts)");
+  command.add_flag("--arrivals", options.obey_arrivals, "obey the trace's timestamps");
+}
+
+}  // namespace
+
+void add_replay_command(CLI::App& app, int& status) {
+  CLI::App* command = app.add_subcommand("replay", "serves a trace: the main job");
+  const auto options = std::make_shared<ReplayOptions>();
+  const auto json = std::make_shared<JsonTarget>();
+  const auto quiet = std::make_shared<bool>(false);
+  add_options(*command, *options);
+  add_json_option(*command, *json);
+  command->add_flag("--quiet", *quiet, "no progress");
+  command->callback([=, &status] { status = run_replay(*options, *json, *quiet); });
+}
+
+}  // namespace mla::cli

@@ -1,0 +1,98 @@
+#include "mla/replay_report.hpp"
+
+#include <fmt/core.h>
+
+#include <nlohmann/json.hpp>
+
+#include "mla/version.hpp"
+
+namespace mla::cli {
+namespace {
+
+double ms(double seconds) { return 1e3 * seconds; }
+
+}  // namespace
+
+std::string replay_table(const ReplayOptions& options, const Server& server) {
+  const ReplayStats& stats = server.stats();
+  std::string text;
+  const auto row = [&text](const char* name, const std::string& value) {
+    text += fmt::format("{:<22} {}\n", name, value);
+  };
+  row("requests finished", fmt::format("{} of {}", stats.requests_finished, server.num_requests()));
+  row("requests failed", fmt::format("{}", stats.requests_failed));
+  row("prefill tokens", fmt::format("{} computed, {} found in the prefix index",
+                                    stats.prefill_tokens, stats.hit_tokens));
+  row("decode tokens", fmt::format("{}", stats.decode_tokens));
+  row("prefix hit rate", fmt::format("{:.1f} %", 100 * stats.prefix_hit_rate()));
+  row("preemptions",
+      fmt::format("{}, {} tokens computed again", stats.preemptions, stats.recomputed_tokens));
+  row("peak pages", fmt::format("{} of {}, {} tokens each", stats.peak_pages, pool_pages(options),
+                                options.page_size));
+  row("pages leaked", fmt::format("{}", stats.pages_leaked));
+  row("steps", fmt::format("{}, p50 {:.2f} ms, p95 {:.2f} ms, p99 {:.2f} ms", stats.step_s.size(),
+                           ms(stats.step_percentile_s(0.50)), ms(stats.step_percentile_s(0.95)),
+                           ms(stats.step_percentile_s(0.99))));
+  row("time",
+      fmt::format("{:.2f} s: attention {:.2f}, append {:.2f}, plan {:.3f}, schedule {:.3f}; "
+                  "drawing rows {:.2f}, checks {:.2f}",
+                  stats.wall_s, stats.attention_s, stats.append_s, stats.plan_s, stats.schedule_s,
+                  stats.generate_s, stats.check_s));
+  row("attention", fmt::format("{:.1f} GFLOP/s, {:.2f} GB/s, kernel {}, {} threads", stats.gflops(),
+                               stats.gbytes_per_s(), server.kernel(), server.num_threads()));
+  row("largest error",
+      fmt::format("{:.2e}, of the LSE {:.2e}: {:.2f} of what the contract allows",
+                  stats.max_abs_error, stats.max_lse_error, stats.max_bound_share));
+  row("checked rows", fmt::format("{}", stats.checked_rows));
+  return text;
+}
+
+Json replay_json(const ReplayOptions& options, const Server& server) {
+  const ReplayStats& stats = server.stats();
+  return {
+      {"version", version()},
+      {"trace", options.trace},
+      {"length_scale", options.length_scale},
+      {"heads", options.num_heads},
+      {"layers", options.num_layers},
+      {"kv_lora_rank", options.kv_lora_rank},
+      {"qk_rope_head_dim", options.qk_rope_head_dim},
+      {"page_size", options.page_size},
+      {"pages", pool_pages(options)},
+      {"token_budget", options.token_budget},
+      {"dtype", name_of(options.dtype)},
+      {"threads", server.num_threads()},
+      {"seed", options.seed},
+      {"kernel", server.kernel()},
+      {"requests_finished", stats.requests_finished},
+      {"requests_failed", stats.requests_failed},
+      {"prefill_tokens", stats.prefill_tokens},
+      {"decode_tokens", stats.decode_tokens},
+      {"prefix_hit_tokens", stats.hit_tokens},
+      {"prefix_hit_rate", stats.prefix_hit_rate()},
+      {"recomputed_tokens", stats.recomputed_tokens},
+      {"preemptions", stats.preemptions},
+      {"peak_pages", stats.peak_pages},
+      {"pages_leaked", stats.pages_leaked},
+      {"steps", stats.step_s.size()},
+      {"step_ms_p50", ms(stats.step_percentile_s(0.50))},
+      {"step_ms_p95", ms(stats.step_percentile_s(0.95))},
+      {"step_ms_p99", ms(stats.step_percentile_s(0.99))},
+      {"schedule_ms", ms(stats.schedule_s)},
+      {"plan_ms", ms(stats.plan_s)},
+      {"append_ms", ms(stats.append_s)},
+      {"attention_ms", ms(stats.attention_s)},
+      {"generate_ms", ms(stats.generate_s)},
+      {"check_ms", ms(stats.check_s)},
+      {"wall_ms", ms(stats.wall_s)},
+      {"attention_gflops", stats.gflops()},
+      {"attention_gbytes_per_s", stats.gbytes_per_s()},
+      {"checked_rows", stats.checked_rows},
+      {"max_abs_error", stats.max_abs_error},
+      {"max_lse_error", stats.max_lse_error},
+      {"max_bound_share", stats.max_bound_share},
+      {"output_digest", fmt::format("{:016x}", stats.output_digest)},
+  };
+}
+
+}  // namespace mla::cli

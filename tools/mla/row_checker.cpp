@@ -1,0 +1,153 @@
+#include "mla/row_checker.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+
+#include "cases/error_bound.hpp"
+#include "cases/random.hpp"
+#include "mla/reference.hpp"
+
+namespace mla::cli {
+namespace {
+
+constexpr uint64_t kSampleStream = 0x5a4d504c45;  // keys the choice of samples
+constexpr size_t kMostMessages = 5;
+
+const std::byte* element(const void* data, int64_t index, DType dtype) {
+  return static_cast<const std::byte*>(data) + index * size_of(dtype);
+}
+
+float load(const std::byte* at, DType dtype) {
+  switch (dtype) {
+    case DType::kBFloat16:
+      return static_cast<float>(*reinterpret_cast<const BFloat16*>(at));
+    case DType::kFloat16:
+      return static_cast<float>(*reinterpret_cast<const Float16*>(at));
+    default:
+      return *reinterpret_cast<const float*>(at);
+  }
+}
+
+uint64_t digest_bits(uint64_t digest, float value) {
+  return cases::row_key(digest, std::bit_cast<uint32_t>(value), 0);
+}
+
+}  // namespace
+
+RowChecker::RowChecker(const ReplayOptions& options, const Geometry& geometry,
+                       const Content& content)
+    : options_(options),
+      geometry_(geometry),
+      content_(content),
+      query_(static_cast<size_t>(content.query_bytes())),
+      expected_(static_cast<size_t>(geometry.kv_lora_rank)) {}
+
+void RowChecker::choose(const std::vector<StepItem>& items) {
+  std::vector<int64_t> first_token(items.size());
+  int64_t token = 0;
+  for (size_t i = 0; i < items.size(); ++i) {
+    first_token[i] = token;
+    token += items[i].span;
+  }
+  samples_.clear();
+  for (int64_t i = 0; i < options_.checks_per_step; ++i, ++num_chosen_) {
+    const uint64_t key =
+        cases::row_key(options_.seed, kSampleStream, static_cast<uint64_t>(num_chosen_));
+    const auto draw = [key](uint32_t column, int64_t below) {
+      return static_cast<int64_t>(cases::random_bits(key, column) % static_cast<uint64_t>(below));
+    };
+    const auto item_idx = static_cast<size_t>(draw(0, static_cast<int64_t>(items.size())));
+    const StepItem& item = items[item_idx];
+    const int64_t offset = draw(1, item.span);
+    samples_.push_back({.request = item.request,
+                        .position = item.begin + offset,
+                        .token = first_token[item_idx] + offset,
+                        .layer = static_cast<int32_t>(draw(2, options_.num_layers)),
+                        .head = static_cast<int32_t>(draw(3, options_.num_heads))});
+  }
+}
+
+void RowChecker::redraw(const Request& request, const Sample& sample) {
+  const int64_t row_bytes = content_.latent_row_bytes();
+  keys_.resize(static_cast<size_t>((sample.position + 1) * row_bytes));
+  for (int64_t position = 0; position <= sample.position; ++position) {
+    content_.latent_row(request, position, sample.layer, keys_.data() + position * row_bytes);
+  }
+  content_.query(request, sample.position, sample.layer, query_.data());
+}
+
+void RowChecker::check(const std::vector<Request>& requests, int32_t layer,
+                       const ConstTensor<3>& out, const TensorView<const float, 2>& lse,
+                       ReplayStats& stats) {
+  for (const Sample& sample : samples_) {
+    if (sample.layer != layer) continue;
+    redraw(requests[static_cast<size_t>(sample.request)], sample);
+    // One request of one query, whose keys are one page.
+    const auto num_keys = static_cast<int32_t>(sample.position + 1);
+    const std::array<int32_t, 2> indptr{0, 1};
+    const std::array<int32_t, 1> page{0};
+    const std::array<int32_t, 1> kv_len{num_keys};
+    Geometry geometry = geometry_;
+    geometry.page_size = num_keys;
+    const std::array<int64_t, 3> query_shape{1, geometry.num_heads, geometry.latent_width()};
+    const std::array<int64_t, 3> cache_shape{1, num_keys, geometry.latent_width()};
+    const ConstTensor<3> query =
+        contiguous_view(static_cast<const void*>(query_.data()), query_shape, geometry.dtype);
+    const ConstTensor<3> cache =
+        contiguous_view(static_cast<const void*>(keys_.data()), cache_shape, geometry.dtype);
+    const ReferenceRow row = reference_row(
+        geometry, {.qo_indptr = indptr, .kv_indptr = indptr, .kv_indices = page, .kv_len = kv_len},
+        static_cast<float>(options_.sm_scale), true, columns(query, 0, geometry.kv_lora_rank),
+        columns(query, geometry.kv_lora_rank, geometry.qk_rope_head_dim),
+        split_latent(cache, geometry.kv_lora_rank), 0, sample.head, expected_);
+    compare(sample, row, out, lse, stats);
+  }
+}
+
+void RowChecker::compare(const Sample& sample, const ReferenceRow& expected,
+                         const ConstTensor<3>& out, const TensorView<const float, 2>& lse,
+                         ReplayStats& stats) {
+  const DType dtype = out.dtype;
+  const int64_t row = sample.token * out.stride[0] + sample.head * out.stride[1];
+  const cases::ErrorBound bound = cases::error_bound(geometry_, expected);
+  double worst_share = 0;
+  double worst_error = 0;
+  for (size_t column = 0; column < expected_.size(); ++column) {
+    const float got = load(element(out.data, row + static_cast<int64_t>(column), dtype), dtype);
+    const double error = std::abs(got - expected_[column]);
+    const double share = error / cases::value_bound(bound, dtype, expected_[column]);
+    // Written so that a NaN counts as the largest error there is.
+    if (!(share <= worst_share)) worst_share = std::isnan(share) ? INFINITY : share;
+    if (!(error <= worst_error)) worst_error = std::isnan(error) ? INFINITY : error;
+    stats.output_digest = digest_bits(stats.output_digest, got);
+  }
+  const float got_lse = lse.data[sample.token * lse.stride[0] + sample.head * lse.stride[1]];
+  double lse_error = std::abs(got_lse - expected.lse);
+  if (std::isnan(lse_error)) lse_error = INFINITY;
+  stats.output_digest = digest_bits(stats.output_digest, got_lse);
+  worst_share = std::max(worst_share, lse_error / bound.lse);
+
+  ++stats.checked_rows;
+  stats.max_abs_error = std::max(stats.max_abs_error, worst_error);
+  stats.max_lse_error = std::max(stats.max_lse_error, lse_error);
+  stats.max_bound_share = std::max(stats.max_bound_share, worst_share);
+  if (worst_share > 1) note_failure(sample, worst_error, lse_error, worst_share);
+}
+
+void RowChecker::note_failure(const Sample& sample, double error, double lse_error,
+                              double bound_share) {
+  if (std::ranges::find(failed_requests_, sample.request) == failed_requests_.end()) {
+    failed_requests_.push_back(sample.request);
+  }
+  if (messages_.size() == kMostMessages) return;
+  messages_.push_back(fmt::format(
+      "request {} position {} layer {} head {}: error {:.3g}, of the LSE {:.3g}: {:.3g} times what "
+      "the contract allows",
+      sample.request, sample.position, sample.layer, sample.head, error, lse_error, bound_share));
+}
+
+}  // namespace mla::cli
