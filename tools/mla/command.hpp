@@ -14,6 +14,7 @@ inline constexpr int kBadUsage = 2;     // arguments or input files that cannot 
 // Each command has a source of its own, <name>_command.cpp, with one function that adds it to the
 // program: its options and a callback that runs it and puts the exit status into `status`, which
 // outlives the callback. main.cpp has the table of them.
+void add_bench_command(CLI::App& app, int& status);
 void add_doctor_command(CLI::App& app, int& status);
 void add_replay_command(CLI::App& app, int& status);
 

@@ -5,7 +5,7 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <utility>
+#include <string>
 
 #include "mla/command.hpp"
 #include "mla/output.hpp"
@@ -39,16 +39,26 @@ bool serve(Server& server, bool show_progress) {
   return true;
 }
 
-int run_replay(const ReplayOptions& options, const JsonTarget& json, bool quiet) {
+struct ReplayOutput {
+  JsonTarget json;
+  bool quiet = false;      // no progress
+  bool no_limits = false;  // the machine's limits are not measured
+};
+
+int run_replay(const ReplayOptions& options, const ReplayOutput& output) {
   const auto trace = read_trace_file(options.trace, options.max_requests);
   const auto requests = make_workload(trace, options.length_scale);
-  check_writable(json);
+  check_writable(output.json);
   Server server(options, requests);
   std::signal(SIGINT, on_interrupt);
   std::signal(SIGTERM, on_interrupt);
-  const bool completed = serve(server, !quiet);
+  const bool completed = serve(server, !output.quiet);
   server.finish();
-  if (!json.to_stdout()) fmt::print("{}", replay_table(options, server));
+  Roofs roofs;
+  if (completed && !output.no_limits) {
+    roofs = cpu::measure_limits(server.kernel(), server.executor());
+  }
+  if (!output.json.to_stdout()) fmt::print("{}", replay_table(options, server, roofs));
   for (const std::string& message : server.checker().messages()) {
     fmt::print(stderr, "mla: {}\n", message);
   }
@@ -56,9 +66,16 @@ int run_replay(const ReplayOptions& options, const JsonTarget& json, bool quiet)
     fmt::print(stderr, "mla: interrupted\n");
     return kInterrupted;
   }
-  write_json(json, replay_json(options, server));
+  write_json(output.json, replay_json(options, server, roofs));
   const ReplayStats& stats = server.stats();
   return stats.requests_failed == 0 && stats.pages_leaked == 0 ? kDone : kCheckFailed;
+}
+
+// CLI::Range lets NaN through.
+std::string refuse_scale(const std::string& text) {
+  double scale = 0;
+  const bool is_number = CLI::detail::lexical_cast(text, scale);
+  return is_number && scale >= 1e-6 && scale <= 64 ? "" : text + " is not in [1e-6, 64]";
 }
 
 const std::map<std::string, DType> kDTypes = {
@@ -72,7 +89,7 @@ void add_options(CLI::App& command, ReplayOptions& options) {
   command.add_option("TRACE", options.trace, "JSON lines, Mooncake format")->required();
   integer("--requests", options.max_requests, 1, INT64_MAX, "only the first so many (all)");
   command.add_option("--length-scale", options.length_scale, "scales lengths and blocks alike")
-      ->check(CLI::Range(1e-6, 64.0))
+      ->check(refuse_scale)
       ->capture_default_str();
   integer("--heads", options.num_heads, 1, kMaxHeads, "query heads")->capture_default_str();
   integer("--layers", options.num_layers, 1, 1024, "layers of the pool")->capture_default_str();
@@ -95,7 +112,9 @@ void add_options(CLI::App& command, ReplayOptions& options) {
   integer("--check", options.checks_per_step, 0, 1 << 20,
           "rows of a step checked against the reference")
       ->capture_default_str();
-  command.add_option("--seed", options.seed, "of all data")->capture_default_str();
+  command.add_option("--seed", options.seed, "of all data")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
   command.add_option("--kernel", options.kernel,
                      "a kernel of `mla doctor` (the first that accepts)");
   command.add_flag("--arrivals", options.obey_arrivals, "obey the trace's timestamps");
@@ -106,12 +125,13 @@ void add_options(CLI::App& command, ReplayOptions& options) {
 void add_replay_command(CLI::App& app, int& status) {
   CLI::App* command = app.add_subcommand("replay", "serves a trace: the main job");
   const auto options = std::make_shared<ReplayOptions>();
-  const auto json = std::make_shared<JsonTarget>();
-  const auto quiet = std::make_shared<bool>(false);
+  const auto output = std::make_shared<ReplayOutput>();
   add_options(*command, *options);
-  add_json_option(*command, *json);
-  command->add_flag("--quiet", *quiet, "no progress");
-  command->callback([=, &status] { status = run_replay(*options, *json, *quiet); });
+  add_json_option(*command, output->json);
+  command->add_flag("--quiet", output->quiet, "no progress");
+  command->add_flag("--no-limits", output->no_limits,
+                    "do not measure the machine's limits at the end (about a second)");
+  command->callback([=, &status] { status = run_replay(*options, *output); });
 }
 
 }  // namespace mla::cli

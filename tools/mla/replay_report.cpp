@@ -11,9 +11,16 @@ namespace {
 
 double ms(double seconds) { return 1e3 * seconds; }
 
+// "12.3 GFLOP/s (45 % of 27.3)"
+std::string rate_text(double rate, const char* unit, double roof) {
+  std::string text = fmt::format("{:.1f} {}", rate, unit);
+  if (roof > 0) text += fmt::format(" ({:.0f} % of {:.1f})", 100 * rate / roof, roof);
+  return text;
+}
+
 }  // namespace
 
-std::string replay_table(const ReplayOptions& options, const Server& server) {
+std::string replay_table(const ReplayOptions& options, const Server& server, const Roofs& roofs) {
   const ReplayStats& stats = server.stats();
   std::string text;
   const auto row = [&text](const char* name, const std::string& value) {
@@ -38,8 +45,11 @@ std::string replay_table(const ReplayOptions& options, const Server& server) {
                   "drawing rows {:.2f}, checks {:.2f}",
                   stats.wall_s, stats.attention_s, stats.append_s, stats.plan_s, stats.schedule_s,
                   stats.generate_s, stats.check_s));
-  row("attention", fmt::format("{:.1f} GFLOP/s, {:.2f} GB/s, kernel {}, {} threads", stats.gflops(),
-                               stats.gbytes_per_s(), server.kernel(), server.num_threads()));
+  row("attention",
+      fmt::format("{}, {}, kernel {}, {} threads",
+                  rate_text(stats.gflops(), "GFLOP/s", roofs ? roofs->fma_gflops : 0),
+                  rate_text(stats.gbytes_per_s(), "GB/s", roofs ? roofs->dram_read_gbps : 0),
+                  server.kernel(), server.num_threads()));
   row("largest error",
       fmt::format("{:.2e}, of the LSE {:.2e}: {:.2f} of what the contract allows",
                   stats.max_abs_error, stats.max_lse_error, stats.max_bound_share));
@@ -47,9 +57,9 @@ std::string replay_table(const ReplayOptions& options, const Server& server) {
   return text;
 }
 
-Json replay_json(const ReplayOptions& options, const Server& server) {
+Json replay_json(const ReplayOptions& options, const Server& server, const Roofs& roofs) {
   const ReplayStats& stats = server.stats();
-  return {
+  Json json = {
       {"version", version()},
       {"trace", options.trace},
       {"length_scale", options.length_scale},
@@ -93,6 +103,11 @@ Json replay_json(const ReplayOptions& options, const Server& server) {
       {"max_bound_share", stats.max_bound_share},
       {"output_digest", fmt::format("{:016x}", stats.output_digest)},
   };
+  if (roofs) {
+    json["machine_gflops"] = roofs->fma_gflops;
+    json["machine_gbytes_per_s"] = roofs->dram_read_gbps;
+  }
+  return json;
 }
 
 }  // namespace mla::cli

@@ -34,6 +34,7 @@ class Server {
   /// Prompt and output tokens that are computed or were found in the cache, of total_tokens().
   int64_t served_tokens() const;
   int64_t num_requests() const { return static_cast<int64_t>(requests_.size()); }
+  Executor& executor() { return executor_.executor(); }
   int num_threads() const { return executor_.num_threads(); }
   int64_t total_tokens() const { return total_tokens_; }
   int64_t num_running() const { return static_cast<int64_t>(scheduler_.running().size()); }

@@ -30,6 +30,7 @@ class StepExecutor {
   double run(const std::vector<StepItem>& items, ReplayStats& stats);
 
   const std::string& kernel() const { return attention_.kernel(); }
+  Executor& executor() { return *executor_; }
   int num_threads() const { return executor_->num_threads(); }
   const RowChecker& checker() const { return checker_; }
 

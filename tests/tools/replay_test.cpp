@@ -1,0 +1,246 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "tools/tool.hpp"
+
+namespace mla::test {
+namespace {
+
+using nlohmann::json;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::IsEmpty;
+
+using Arguments = std::vector<std::string>;
+
+// A shape that is small enough for many runs: 4 heads, 64+16.
+const Arguments kSmall = {"--heads", "4",          "--kv-lora-rank", "64", "--qk-rope-head-dim",
+                          "16",      "--no-limits"};
+
+std::string line(int64_t input, int64_t output, const std::string& ids, int64_t timestamp = 0) {
+  return R"({"timestamp": )" + std::to_string(timestamp) + R"(, "input_length": )" +
+         std::to_string(input) + R"(, "output_length": )" + std::to_string(output) +
+         R"(, "hash_ids": [)" + ids + "]}\n";
+}
+
+// 1 and 2 begin with 1's first two blocks, 3 is alone, 4 is the whole of 1 again.
+const std::string kShared = line(1200, 6, "1, 2, 3") + line(1030, 4, "1, 2, 4") +
+                            line(300, 1, "5") + line(1200, 9, "1, 2, 3");
+
+class ReplayTools : public testing::Test {
+ protected:
+  ToolResult replay(const std::string& trace, const Arguments& more) {
+    Arguments arguments = {"replay", folder_.write("trace.jsonl", trace)};
+    arguments.insert(arguments.end(), kSmall.begin(), kSmall.end());
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return run_tool(arguments);
+  }
+
+  /// Replays and expects that every request was served, in bounds, with no page lost.
+  json replayed(const std::string& trace, Arguments more = {}) {
+    more.emplace_back("--json");
+    const ToolResult result = replay(trace, more);
+    EXPECT_EQ(result.status, 0) << result.err;
+    json report = json::parse(result.out, nullptr, false);
+    EXPECT_FALSE(report.is_discarded()) << result.out;
+    if (report.is_discarded()) return {};
+    EXPECT_EQ(report.at("requests_failed"), 0);
+    EXPECT_EQ(report.at("pages_leaked"), 0);
+    EXPECT_LE(report.at("max_bound_share"), 1);
+    return report;
+  }
+
+  ScratchFolder folder_;
+};
+
+TEST_F(ReplayTools, CountsWhatTheTraceAsksFor) {
+  const json report = replayed(kShared, {"--page-size", "16", "--token-budget", "512"});
+  EXPECT_EQ(report.at("requests_finished"), 4);
+  EXPECT_EQ(report.at("decode_tokens"), 5 + 3 + 0 + 8);
+  EXPECT_EQ(
+      report.at("prefill_tokens").get<int64_t>() + report.at("prefix_hit_tokens").get<int64_t>(),
+      1200 + 1030 + 300 + 1200);
+  EXPECT_GT(report.at("attention_ms"), 0);
+  EXPECT_GT(report.at("checked_rows"), 0);
+  EXPECT_GT(report.at("max_abs_error"), 0) << "bf16 rounds";
+  EXPECT_GT(report.at("peak_pages"), 1200 / 16);
+}
+
+// One request at a time, so that what the index holds is known: of 1,030 tokens the 1,024 of the
+// two equal blocks; of the same 1,200 tokens again the full pages, but for the last row.
+TEST_F(ReplayTools, HitRateIsThatOfTheFullPages) {
+  const struct {
+    const char* page_size;
+    int64_t hits;
+  } cases[] = {{"1", 1024 + 1199}, {"16", 1024 + 1199}, {"64", 1024 + 1152}, {"1000", 1000 + 1000}};
+  for (const auto& [page_size, hits] : cases) {
+    const json report = replayed(kShared, {"--page-size", page_size, "--max-running", "1"});
+    EXPECT_EQ(report.at("prefix_hit_tokens"), hits) << "pages of " << page_size;
+    EXPECT_DOUBLE_EQ(report.at("prefix_hit_rate"), static_cast<double>(hits) / 3730);
+    EXPECT_EQ(report.at("prefill_tokens"), 3730 - hits);
+  }
+}
+
+TEST_F(ReplayTools, SharingStaysWhenLengthsAreScaled) {
+  const json report =
+      replayed(kShared, {"--page-size", "8", "--max-running", "1", "--length-scale", "0.125"});
+  // Prompts of 150, 128 + 0, 37 and 150 tokens; blocks of 64.
+  EXPECT_EQ(report.at("prefix_hit_tokens"), 127 + 144);
+  EXPECT_EQ(report.at("prefill_tokens"), 150 + 128 + 37 + 150 - 127 - 144);
+  EXPECT_EQ(report.at("decode_tokens"), 0) << "every output is scaled to one token";
+}
+
+TEST_F(ReplayTools, EveryDtypeAndPageSizeIsWithinItsBounds) {
+  for (const char* dtype : {"fp32", "bf16", "fp16"}) {
+    for (const char* page_size : {"1", "16", "64"}) {
+      const json report = replayed(kShared, {"--dtype", dtype, "--page-size", page_size, "--check",
+                                             "8", "--layers", "3", "--token-budget", "333"});
+      EXPECT_EQ(report.at("requests_finished"), 4) << dtype << " " << page_size;
+      EXPECT_EQ(report.at("checked_rows"), 8 * report.at("steps").get<int64_t>());
+    }
+  }
+}
+
+// 40 pages of 16 hold one request of 600 tokens at a time and a part of the next.
+TEST_F(ReplayTools, NothingIsLostWhenPagesRunOut) {
+  std::string trace;
+  for (int i = 0; i < 8; ++i) {
+    const std::string id = std::to_string(2 * i);
+    trace += line(200 + 10 * i, 320, id);
+  }
+  const json report = replayed(trace, {"--pages", "40", "--page-size", "16", "--check", "4",
+                                       "--length-scale", "1", "--token-budget", "64"});
+  EXPECT_EQ(report.at("requests_finished"), 8);
+  EXPECT_GT(report.at("preemptions"), 0);
+  EXPECT_GT(report.at("recomputed_tokens"), 0);
+  EXPECT_EQ(report.at("decode_tokens"), 8 * 319);
+  EXPECT_LE(report.at("peak_pages"), 40);
+}
+
+// The second request is known to its end; its last page must be copied, and there is no page left.
+TEST_F(ReplayTools, KnownPromptThatFillsThePoolIsServed) {
+  const std::string trace = line(512, 1, "1") + line(512, 1, "1");
+  const json report = replayed(trace, {"--pages", "8", "--page-size", "64"});
+  EXPECT_EQ(report.at("requests_finished"), 2);
+}
+
+TEST_F(ReplayTools, SameSeedGivesTheSameOutputsAndAnotherSeedOthers) {
+  const Arguments common = {"--threads", "2", "--check", "4", "--seed"};
+  const auto digest_of = [&](const char* seed) {
+    Arguments arguments = common;
+    arguments.emplace_back(seed);
+    return replayed(kShared, arguments).at("output_digest").get<std::string>();
+  };
+  const std::string first = digest_of("5");
+  EXPECT_EQ(digest_of("5"), first);
+  EXPECT_NE(digest_of("6"), first);
+}
+
+TEST_F(ReplayTools, EveryKernelOfTheMachineServes) {
+  const auto doctor = json::parse(run_tool({"doctor", "--json"}).out);
+  for (const auto& kernel : doctor.at("kernels")) {
+    if (!kernel.at("runs")) continue;
+    const std::string name = kernel.at("name");
+    const json report = replayed(kShared, {"--kernel", name, "--length-scale", "0.25"});
+    EXPECT_EQ(report.at("kernel"), name);
+  }
+}
+
+TEST_F(ReplayTools, ArrivalTimesAreObeyedWhereAsked) {
+  const std::string trace = line(20, 1, "1", 5000) + line(20, 1, "2", 5400);
+  EXPECT_GE(replayed(trace, {"--arrivals"}).at("wall_ms"), 400);
+  EXPECT_LT(replayed(trace).at("wall_ms"), 400);
+}
+
+TEST_F(ReplayTools, OnlyTheRequestsAskedForAreRead) {
+  const json report = replayed(kShared + "broken\n", {"--requests", "4"});
+  EXPECT_EQ(report.at("requests_finished"), 4);
+}
+
+TEST_F(ReplayTools, TableGoesToStandardOutputAndPlainProgressLinesToStandardError) {
+  const ToolResult result = replay(kShared, {"--token-budget", "100"});
+  EXPECT_EQ(result.status, 0) << result.err;
+  for (const char* row : {"requests finished      4 of 4", "prefix hit rate", "peak pages",
+                          "pages leaked           0", "p99", "GFLOP/s", "largest error"}) {
+    EXPECT_THAT(result.out, HasSubstr(row));
+  }
+  EXPECT_THAT(result.err, HasSubstr("100 % of"));
+  EXPECT_THAT(result.err, Not(HasSubstr("\r"))) << "no bar where there is no terminal";
+  EXPECT_THAT(replay(kShared, {"--quiet"}).err, IsEmpty());
+}
+
+TEST_F(ReplayTools, JsonFileHoldsTheResultAndNothingElseIsLeft) {
+  const ToolResult result = replay(kShared, {"--json", folder_.path("out.json")});
+  EXPECT_EQ(result.status, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("requests finished"));
+  EXPECT_THAT(folder_.names(), ElementsAre("out.json", "trace.jsonl"));
+  const json report = json::parse(read_file(folder_.path("out.json")));
+  for (const char* key : {"requests_finished", "requests_failed", "prefill_tokens", "decode_tokens",
+                          "prefix_hit_rate", "peak_pages", "pages_leaked", "attention_ms",
+                          "max_abs_error", "checked_rows"}) {
+    EXPECT_TRUE(report.contains(key)) << key;
+  }
+}
+
+TEST_F(ReplayTools, RatesAreGivenAgainstTheMachinesLimits) {
+  const std::string trace = folder_.write("trace.jsonl", line(600, 3, "1, 2"));
+  const ToolResult result = run_tool({"replay", trace, "--json"});
+  ASSERT_EQ(result.status, 0) << result.err;
+  const json report = json::parse(result.out);
+  EXPECT_GT(report.at("attention_gflops"), 0);
+  EXPECT_LT(report.at("attention_gflops"), report.at("machine_gflops"));
+  EXPECT_GT(report.at("machine_gbytes_per_s"), 0);
+}
+
+TEST_F(ReplayTools, BrokenTraceIsRefusedByLineAndNothingIsWritten) {
+  const ToolResult result =
+      replay(kShared + "\n" + line(0, 1, "1"), {"--json", folder_.path("out.json")});
+  EXPECT_EQ(result.status, 2);
+  EXPECT_THAT(result.out, IsEmpty());
+  EXPECT_THAT(result.err, HasSubstr("trace.jsonl:6: input_length"));
+  EXPECT_THAT(folder_.names(), ElementsAre("trace.jsonl"));
+}
+
+TEST_F(ReplayTools, OlderResultStaysWhereTheNewRunIsRefused) {
+  folder_.write("out.json", "older");
+  EXPECT_EQ(replay("broken", {"--json", folder_.path("out.json")}).status, 2);
+  EXPECT_EQ(read_file(folder_.path("out.json")), "older");
+}
+
+TEST_F(ReplayTools, MissingTraceIsRefusedByName) {
+  const ToolResult result = run_tool({"replay", folder_.path("none.jsonl")});
+  EXPECT_EQ(result.status, 2);
+  EXPECT_THAT(result.err, HasSubstr("none.jsonl"));
+}
+
+TEST_F(ReplayTools, PoolTooSmallForOneRequestIsRefusedWithWhatItNeeds) {
+  const ToolResult result = replay(kShared, {"--pages", "75", "--page-size", "16"});
+  EXPECT_EQ(result.status, 2);
+  EXPECT_THAT(result.out, IsEmpty());
+  EXPECT_THAT(result.err, HasSubstr("request 1 of the trace needs 76 pages of 16"));
+  EXPECT_THAT(result.err, HasSubstr("--pages 76"));
+}
+
+TEST_F(ReplayTools, WrongArgumentsAreRefused) {
+  const std::vector<Arguments> wrong = {
+      {"--requests", "0"},      {"--requests", "x"},       {"--length-scale", "0"},
+      {"--length-scale", "-1"}, {"--length-scale", "nan"}, {"--heads", "0"},
+      {"--heads", "1025"},      {"--layers", "0"},         {"--page-size", "0"},
+      {"--pages", "0"},         {"--pages", "-3"},         {"--token-budget", "0"},
+      {"--dtype", "int8"},      {"--threads", "0"},        {"--check", "-1"},
+      {"--seed", "-1"},         {"--kernel", "nonsense"},  {"--kv-lora-rank", "9000"},
+      {"--sm-scale", "0"},      {"--pages", "2000000000"}, {"--nonsense"}};
+  for (const Arguments& arguments : wrong) {
+    const ToolResult result = replay(line(20, 1, "1"), arguments);
+    EXPECT_EQ(result.status, 2) << testing::PrintToString(arguments) << result.err;
+    EXPECT_THAT(result.out, IsEmpty());
+    EXPECT_FALSE(result.err.empty());
+  }
+}
+
+}  // namespace
+}  // namespace mla::test

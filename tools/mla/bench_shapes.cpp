@@ -1,0 +1,103 @@
+#include "mla/bench_shapes.hpp"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <utility>
+
+namespace mla::cli {
+namespace {
+
+struct Dims {
+  int32_t heads = 16;
+  int32_t queries = 1;
+  int32_t rank = 512;
+  int32_t rope = 64;
+};
+
+BenchShape shape_of(std::string group, const Dims& dims, std::vector<int32_t> kv_lens,
+                    const std::string& lengths) {
+  BenchShape shape;
+  shape.group = std::move(group);
+  cases::AttentionCase& c = shape.attention_case;
+  c.geometry.num_heads = dims.heads;
+  c.geometry.kv_lora_rank = dims.rank;
+  c.geometry.qk_rope_head_dim = dims.rope;
+  c.q_lens.assign(kv_lens.size(), dims.queries);
+  c.kv_lens = std::move(kv_lens);
+  c.causal = dims.queries > 1;
+  c.name = fmt::format("{}+{} h{} q{} b{} kv {}", dims.rank, dims.rope, dims.heads, dims.queries,
+                       c.q_lens.size(), lengths);
+  return shape;
+}
+
+BenchShape equal_shape(std::string group, const Dims& dims, size_t batch, int32_t kv_len) {
+  return shape_of(std::move(group), dims, std::vector<int32_t>(batch, kv_len),
+                  std::to_string(kv_len));
+}
+
+// Lengths as uneven as a server's, with the generator and seed of the anchors' rows.
+BenchShape log_normal_shape(const Dims& dims, size_t batch, int32_t kv_scale) {
+  std::mt19937 generator(1);  // NOLINT(cert-msc51-cpp): the same lengths every time
+  std::normal_distribution<double> normal(0, 1.2);
+  std::vector<int32_t> kv_lens(batch);
+  for (int32_t& kv_len : kv_lens) {
+    kv_len = std::max(1, static_cast<int32_t>(kv_scale * 0.25 * std::exp(normal(generator))));
+  }
+  return shape_of("batch", dims, std::move(kv_lens), fmt::format("log-normal {}", kv_scale));
+}
+
+}  // namespace
+
+double BenchShape::flops() const {
+  const cases::AttentionCase& c = attention_case;
+  double pairs = 0;  // of a query and a key that it sees
+  for (size_t row = 0; row < c.q_lens.size(); ++row) {
+    for (int32_t query = 0; query < c.q_lens[row]; ++query) {
+      const int32_t hidden = c.causal ? c.q_lens[row] - 1 - query : 0;
+      pairs += std::max(0, c.kv_lens[row] - hidden);
+    }
+  }
+  const auto width = static_cast<double>(c.geometry.latent_width() + c.geometry.kv_lora_rank);
+  return 2 * c.geometry.num_heads * width * pairs;
+}
+
+double BenchShape::bytes() const {
+  const cases::AttentionCase& c = attention_case;
+  double keys = 0;
+  for (const int32_t kv_len : c.kv_lens) keys += kv_len;
+  const auto latent = static_cast<double>(c.geometry.latent_width());
+  const double of_a_query = c.geometry.num_heads * (latent + c.geometry.kv_lora_rank);
+  return static_cast<double>(size_of(c.geometry.dtype)) *
+         (keys * latent + static_cast<double>(c.num_tokens()) * of_a_query);
+}
+
+std::vector<BenchShape> bench_shapes() {
+  std::vector<BenchShape> shapes;
+  for (const int32_t kv_len : {1024, 4096, 16384}) {
+    shapes.push_back(equal_shape("decode", {.heads = 128}, 1, kv_len));
+  }
+  for (const int32_t kv_len : {1024, 4096, 16384, 65536}) {
+    shapes.push_back(equal_shape("decode", {.heads = 16}, 1, kv_len));
+  }
+  shapes.push_back(equal_shape("decode", {.heads = 64}, 1, 4096));
+  shapes.push_back(equal_shape("decode", {.heads = 16, .rope = 0}, 1, 4096));
+  for (const int32_t queries : {4, 16, 64}) {
+    shapes.push_back(equal_shape("queries", {.heads = 16, .queries = queries}, 1, 4096));
+  }
+  shapes.push_back(equal_shape("queries", {.heads = 128, .queries = 4}, 1, 4096));
+  shapes.push_back(equal_shape("latent", {.rank = 256, .rope = 64}, 1, 4096));
+  shapes.push_back(equal_shape("latent", {.rank = 128, .rope = 32}, 1, 4096));
+  shapes.push_back(equal_shape("latent", {.rank = 64, .rope = 16}, 1, 4096));
+  shapes.push_back(equal_shape("batch", {.heads = 16}, 8, 1024));
+  shapes.push_back(equal_shape("batch", {.heads = 16}, 32, 1024));
+  shapes.push_back(equal_shape("batch", {.heads = 64}, 8, 1024));
+  shapes.push_back(equal_shape("batch", {.heads = 128}, 8, 1024));
+  shapes.push_back(log_normal_shape({.heads = 16}, 32, 2048));
+  shapes.push_back(log_normal_shape({.heads = 128}, 32, 1024));
+  return shapes;
+}
+
+}  // namespace mla::cli

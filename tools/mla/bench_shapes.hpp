@@ -1,0 +1,25 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cases/attention_case.hpp"
+
+namespace mla::cli {
+
+/// One shape of the benchmark. Its case is what is checked and what is timed.
+struct BenchShape {
+  std::string group;  ///< shapes that are read together
+  cases::AttentionCase attention_case;
+
+  double flops() const;  ///< 2 * heads * (rank + rope + rank) for each visible key of a query
+  double bytes() const;  ///< every cached row once, queries and outputs
+};
+
+/// What the library's speed on a CPU is judged by: decode at 128 and 16 heads over lengths,
+/// several queries, other latent shapes, and batches of equal and of uneven requests as a server
+/// sees them, small enough for a CPU. Caches are bf16 on scattered pages of 64; causal where a
+/// request has several queries.
+std::vector<BenchShape> bench_shapes();
+
+}  // namespace mla::cli
