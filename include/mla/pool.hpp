@@ -36,7 +36,7 @@ struct PageCopy {
 /// page num_pages is the sink, where an engine may write padded rows and which is never read.
 ///
 /// The pool knows no owners: KvResource hands out its pages. Calls that write the same slots must
-/// not overlap.
+/// not overlap. It must not be moved or destroyed while work on it is queued.
 class MLA_API LatentPool {
  public:
   /// Throws InvalidArgument (a value out of range, lent memory too small or not aligned: the
@@ -69,6 +69,11 @@ class MLA_API LatentPool {
   void append(int32_t layer, std::span<const int64_t> slots, const ConstTensor<2>& ckv,
               const ConstTensor<2>& kpe, Stream stream = {});
 
+  /// The same with slots [n] on the pool's device, which a captured append reads anew at each
+  /// replay. They are not looked at on the host: one outside the pool is skipped, as -1 is.
+  void append_at(int32_t layer, const TensorView<const int64_t, 1>& slots,
+                 const ConstTensor<2>& ckv, const ConstTensor<2>& kpe, Stream stream = {});
+
   /// Reads slots[i] into row i of `rows` [n, latent], any row stride; -1 leaves the row alone.
   void gather(int32_t layer, std::span<const int64_t> slots, const Tensor<2>& rows,
               Stream stream = {}) const;
@@ -80,6 +85,13 @@ class MLA_API LatentPool {
  private:
   int64_t latent_width() const { return int64_t{config_.kv_lora_rank} + config_.qk_rope_head_dim; }
   void check_layer(const char* where, int32_t layer) const;
+  void check_append(const char* where, int32_t layer, size_t num_rows, const ConstTensor<2>& ckv,
+                    const ConstTensor<2>& kpe) const;
+  // What append, gather and copy_pages do when their turn on the stream comes.
+  void scatter(int32_t layer, std::span<const int64_t> slots, const ConstTensor<2>& ckv,
+               const ConstTensor<2>& kpe);
+  void collect(int32_t layer, std::span<const int64_t> slots, const Tensor<2>& rows) const;
+  void duplicate(std::span<const PageCopy> copies);
   std::byte* row(int32_t layer, int64_t slot) const;
 
   PoolConfig config_;

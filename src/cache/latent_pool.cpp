@@ -4,7 +4,9 @@
 #include <new>
 #include <string>
 #include <utility>
+#include <vector>
 
+#include "device/runtime.hpp"
 #include "mla/error.hpp"
 #include "mla/pool.hpp"
 
@@ -22,9 +24,7 @@ void check_range(const char* what, const char* where, int64_t value, int64_t low
 }
 
 size_t checked_bytes(const PoolConfig& config, const char* where) {
-  if (config.device.kind != DeviceKind::kCpu) {
-    throw_invalid({"config.device", where, "cpu", to_string(config.device)});
-  }
+  device::runtime_of(config.device);  // refuses a device that is not there
   if (config.dtype != DType::kFloat32 && config.dtype != DType::kBFloat16 &&
       config.dtype != DType::kFloat16) {
     throw_invalid(
@@ -146,21 +146,54 @@ LatentViews LatentPool::views(int32_t layer) const {
   return split_latent(this->layer(layer), config_.kv_lora_rank);
 }
 
-void LatentPool::append(int32_t layer, std::span<const int64_t> slots, const ConstTensor<2>& ckv,
-                        const ConstTensor<2>& kpe, Stream /*stream*/) {
-  constexpr const char* kWhere = "LatentPool::append";
-  check_layer(kWhere, layer);
-  check_rows("ckv", kWhere, config_, ckv, slots.size(), config_.kv_lora_rank);
+void LatentPool::check_append(const char* where, int32_t layer, size_t num_rows,
+                              const ConstTensor<2>& ckv, const ConstTensor<2>& kpe) const {
+  check_layer(where, layer);
+  check_rows("ckv", where, config_, ckv, num_rows, config_.kv_lora_rank);
   if (config_.qk_rope_head_dim > 0) {
-    check_rows("kpe", kWhere, config_, kpe, slots.size(), config_.qk_rope_head_dim);
+    check_rows("kpe", where, config_, kpe, num_rows, config_.qk_rope_head_dim);
   }
-  check_slots(kWhere, slots, total_pages() * config_.page_size);
+}
 
+void LatentPool::append(int32_t layer, std::span<const int64_t> slots, const ConstTensor<2>& ckv,
+                        const ConstTensor<2>& kpe, Stream stream) {
+  constexpr const char* kWhere = "LatentPool::append";
+  check_append(kWhere, layer, slots.size(), ckv, kpe);
+  check_slots(kWhere, slots, total_pages() * config_.page_size);
+  device::Runtime& runtime = device::runtime_of(config_.device);
+  if (runtime.is_immediate()) return scatter(layer, slots, ckv, kpe);
+  runtime.submit(stream, "append",
+                 [this, layer, kept = std::vector(slots.begin(), slots.end()), ckv, kpe] {
+                   scatter(layer, kept, ckv, kpe);
+                 });
+}
+
+void LatentPool::append_at(int32_t layer, const TensorView<const int64_t, 1>& slots,
+                           const ConstTensor<2>& ckv, const ConstTensor<2>& kpe, Stream stream) {
+  constexpr const char* kWhere = "LatentPool::append_at";
+  if (slots.device != config_.device) {
+    throw_invalid({"slots.device", kWhere, to_string(config_.device), to_string(slots.device)});
+  }
+  const auto num_rows = static_cast<size_t>(slots.shape[0]);
+  if (num_rows > 1 && slots.stride[0] != 1) {
+    throw_invalid({"slots.stride[0]", kWhere, "1", std::to_string(slots.stride[0])});
+  }
+  check_append(kWhere, layer, num_rows, ckv, kpe);
+  const std::span<const int64_t> on_device(slots.data, num_rows);
+  device::Runtime& runtime = device::runtime_of(config_.device);
+  if (runtime.is_immediate()) return scatter(layer, on_device, ckv, kpe);
+  runtime.submit(stream, "append",
+                 [this, layer, on_device, ckv, kpe] { scatter(layer, on_device, ckv, kpe); });
+}
+
+void LatentPool::scatter(int32_t layer, std::span<const int64_t> slots, const ConstTensor<2>& ckv,
+                         const ConstTensor<2>& kpe) {
   const int64_t element = size_of(config_.dtype);
+  const int64_t num_slots = total_pages() * config_.page_size;
   const auto ckv_bytes = static_cast<size_t>(config_.kv_lora_rank * element);
   const auto kpe_bytes = static_cast<size_t>(config_.qk_rope_head_dim * element);
   for (size_t i = 0; i < slots.size(); ++i) {
-    if (slots[i] < 0) continue;
+    if (slots[i] < 0 || slots[i] >= num_slots) continue;
     const auto source_row = static_cast<int64_t>(i);
     std::byte* target = row(layer, slots[i]);
     std::memcpy(target,
@@ -174,12 +207,21 @@ void LatentPool::append(int32_t layer, std::span<const int64_t> slots, const Con
 }
 
 void LatentPool::gather(int32_t layer, std::span<const int64_t> slots, const Tensor<2>& rows,
-                        Stream /*stream*/) const {
+                        Stream stream) const {
   constexpr const char* kWhere = "LatentPool::gather";
   check_layer(kWhere, layer);
   check_rows("rows", kWhere, config_, rows, slots.size(), latent_width());
   check_slots(kWhere, slots, total_pages() * config_.page_size);
+  device::Runtime& runtime = device::runtime_of(config_.device);
+  if (runtime.is_immediate()) return collect(layer, slots, rows);
+  runtime.submit(stream, "gather",
+                 [this, layer, kept = std::vector(slots.begin(), slots.end()), rows] {
+                   collect(layer, kept, rows);
+                 });
+}
 
+void LatentPool::collect(int32_t layer, std::span<const int64_t> slots,
+                         const Tensor<2>& rows) const {
   const int64_t element = size_of(config_.dtype);
   for (size_t i = 0; i < slots.size(); ++i) {
     if (slots[i] < 0) continue;
@@ -189,7 +231,7 @@ void LatentPool::gather(int32_t layer, std::span<const int64_t> slots, const Ten
   }
 }
 
-void LatentPool::copy_pages(std::span<const PageCopy> copies, Stream /*stream*/) {
+void LatentPool::copy_pages(std::span<const PageCopy> copies, Stream stream) {
   for (size_t i = 0; i < copies.size(); ++i) {
     for (const int32_t page : {copies[i].from, copies[i].to}) {
       if (page >= 0 && page < total_pages()) continue;
@@ -200,6 +242,14 @@ void LatentPool::copy_pages(std::span<const PageCopy> copies, Stream /*stream*/)
            .got = std::to_string(copies[i].from) + " to " + std::to_string(copies[i].to)});
     }
   }
+  if (copies.empty()) return;
+  device::Runtime& runtime = device::runtime_of(config_.device);
+  if (runtime.is_immediate()) return duplicate(copies);
+  runtime.submit(stream, "copy pages",
+                 [this, kept = std::vector(copies.begin(), copies.end())] { duplicate(kept); });
+}
+
+void LatentPool::duplicate(std::span<const PageCopy> copies) {
   const auto page_bytes =
       static_cast<size_t>(config_.page_size * latent_width() * size_of(config_.dtype));
   for (int32_t layer = 0; layer < config_.num_layers; ++layer) {
