@@ -10,6 +10,15 @@ install(TARGETS mla EXPORT mlaTargets
         ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
 install(DIRECTORY include/mla DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 
+if(TARGET mla_layer)
+  install(TARGETS mla_layer EXPORT mlaLayerTargets
+          LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
+          ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  set_target_properties(mla_layer PROPERTIES INSTALL_RPATH $ORIGIN)
+  install(EXPORT mlaLayerTargets NAMESPACE mla:: DESTINATION ${config_dir})
+  install(FILES cmake/mla_onednn.cmake DESTINATION ${config_dir})
+endif()
+
 install(EXPORT mlaTargets NAMESPACE mla:: DESTINATION ${config_dir})
 configure_package_config_file(cmake/mlaConfig.cmake.in ${PROJECT_BINARY_DIR}/mlaConfig.cmake
                               INSTALL_DESTINATION ${config_dir})
@@ -24,6 +33,10 @@ file(RELATIVE_PATH pc_prefix /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
 string(REGEX REPLACE "/$" "" pc_prefix "${pc_prefix}")
 configure_file(cmake/mla.pc.in ${PROJECT_BINARY_DIR}/mla.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/mla.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+if(TARGET mla_layer)
+  configure_file(cmake/mla_layer.pc.in ${PROJECT_BINARY_DIR}/mla_layer.pc @ONLY)
+  install(FILES ${PROJECT_BINARY_DIR}/mla_layer.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+endif()
 
 if(TARGET mla_tool)
   install(TARGETS mla_tool RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})

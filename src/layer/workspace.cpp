@@ -1,0 +1,90 @@
+#include "layer/workspace.hpp"
+
+#include <string>
+
+#include "mla/error.hpp"
+
+namespace mla {
+
+HeadRange layer::check_options(const LayerConfig& config, const LayerOptions& options) {
+  const auto refuse = [](const char* what, const std::string& expected, const std::string& got) {
+    throw_invalid({.what = what, .where = "LayerOptions", .expected = expected, .got = got});
+  };
+  check_layer_config(config);
+  if (options.device.kind != DeviceKind::kCpu) refuse("device", "cpu", to_string(options.device));
+  if (options.dtype != DType::kFloat32 && options.dtype != DType::kBFloat16) {
+    refuse("dtype", "fp32 or bf16", std::string(name_of(options.dtype)));
+  }
+  const int32_t all = config.num_attention_heads;
+  if (options.heads.count == 0 && options.heads.begin == 0) return {.begin = 0, .count = all};
+  const auto [begin, count] = options.heads;
+  if (begin < 0 || count < 1 || begin > all - count) {
+    refuse("heads", "one or more of the layer's " + std::to_string(all),
+           std::to_string(count) + " from " + std::to_string(begin));
+  }
+  return options.heads;
+}
+
+layer::WorkspaceShape layer::workspace_shape(const LayerConfig& config,
+                                             const LayerOptions& options) {
+  return {.num_heads = check_options(config, options).count,
+          .q_lora_rank = config.q_lora_rank,
+          .kv_lora_rank = config.kv_lora_rank,
+          .qk_nope_head_dim = config.qk_nope_head_dim,
+          .qk_rope_head_dim = config.qk_rope_head_dim,
+          .v_head_dim = config.v_head_dim,
+          .dtype = options.dtype};
+}
+
+LayerWorkspace::Impl::Impl(const LayerConfig& config, const LayerOptions& options, int64_t tokens)
+    : max_tokens(tokens), shape(layer::workspace_shape(config, options)) {
+  if (tokens < 0 || tokens > kMaxTokens) {
+    throw_invalid({.what = "max_tokens",
+                   .where = "LayerWorkspace",
+                   .expected = "0 to " + std::to_string(kMaxTokens),
+                   .got = std::to_string(tokens)});
+  }
+  // At most 2^31 tokens of 2^10 heads of 2^14 columns of 4 bytes: 2^57 bytes.
+  const auto count = [&](int64_t columns) { return static_cast<size_t>(tokens * columns); };
+  const auto element = static_cast<size_t>(size_of(shape.dtype));
+  // Books all buffers and, where there is memory already, sets their addresses.
+  const auto lay_out = [&](std::byte* base) {
+    ScratchLayout layout;
+    const auto elements = [&](std::byte*& buffer, int64_t columns) {
+      const size_t at = layout.book<std::byte>(count(columns) * element);
+      if (base != nullptr) buffer = base + at;
+    };
+    const auto floats = [&](float*& buffer, int64_t columns) {
+      const size_t at = layout.book<float>(count(columns));
+      if (base != nullptr) buffer = reinterpret_cast<float*>(base + at);
+    };
+    floats(cos, shape.qk_rope_head_dim / 2);
+    floats(sin, shape.qk_rope_head_dim / 2);
+    floats(q_latent, shape.q_lora_rank);
+    floats(kv_latent, shape.kv_lora_rank + shape.qk_rope_head_dim);
+    elements(q_normed, shape.q_lora_rank);
+    elements(q, shape.num_heads * (shape.qk_nope_head_dim + shape.qk_rope_head_dim));
+    elements(q_nope, shape.num_heads * shape.kv_lora_rank);
+    elements(q_pe, shape.num_heads * shape.qk_rope_head_dim);
+    elements(ckv, shape.kv_lora_rank);
+    elements(kpe, shape.qk_rope_head_dim);
+    elements(attended, shape.num_heads * shape.kv_lora_rank);
+    elements(values, shape.num_heads * shape.v_head_dim);
+    return layout.bytes();
+  };
+  bytes = lay_out(nullptr);
+  memory = layer::allocate(bytes);
+  lay_out(memory.get());
+}
+
+LayerWorkspace::LayerWorkspace(const LayerConfig& config, const LayerOptions& options,
+                               int64_t max_tokens)
+    : impl_(std::make_unique<Impl>(config, options, max_tokens)) {}
+LayerWorkspace::~LayerWorkspace() = default;
+LayerWorkspace::LayerWorkspace(LayerWorkspace&&) noexcept = default;
+LayerWorkspace& LayerWorkspace::operator=(LayerWorkspace&&) noexcept = default;
+
+int64_t LayerWorkspace::max_tokens() const noexcept { return impl_->max_tokens; }
+size_t LayerWorkspace::bytes() const noexcept { return impl_->bytes; }
+
+}  // namespace mla
