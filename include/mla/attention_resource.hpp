@@ -23,7 +23,7 @@ struct QuerySegment {
   std::string_view label = "main";
   int32_t num_queries = 0;
   /// How many of the rows that the step appends are seen, the first ones; none: all of them.
-  std::optional<int32_t> num_appended;
+  std::optional<int32_t> num_appended{};
 
   bool operator==(const QuerySegment&) const = default;
 };
@@ -36,7 +36,7 @@ struct AttentionPass {
   bool context_only = false;
   /// Query counts. Empty: of every label, as many queries as the step appends rows. Otherwise the
   /// pass is planned for the labels named here, and each must have as many entries as rows.
-  std::vector<QuerySegment> segments;
+  std::vector<QuerySegment> segments{};
 };
 
 /// What a step asks of the attention: one pass, or several over the same streams at different

@@ -8,68 +8,13 @@
 #include <string_view>
 #include <vector>
 
-#include "mla/batch.hpp"
 #include "mla/export.hpp"
+#include "mla/kv_step.hpp"
 #include "mla/page_key.hpp"
 #include "mla/pool.hpp"
+#include "mla/resource.hpp"
 
 namespace mla {
-
-using RequestId = uint64_t;
-
-/// One cache stream: a request may have several, told apart by their label.
-struct KvStream {
-  RequestId request = 0;
-  std::string_view label = "main";
-};
-
-/// What a step does to one stream.
-struct Segment {
-  RequestId request = 0;
-  std::string_view label = "main";
-  int32_t span = 0;  ///< rows appended, >= 0; 0 reads without extending
-};
-
-/// How many pages one segment lacks.
-struct Shortage {
-  RequestId request = 0;
-  std::string label{};
-  int64_t pages = 0;
-};
-
-/// The answer of admit. Pages are given to the segments in their order; those for which they did
-/// not suffice are listed.
-struct AdmitResult {
-  int64_t pages_short = 0;  ///< 0: admitted
-  std::vector<Shortage> shortages{};
-
-  explicit operator bool() const { return pages_short == 0; }
-};
-
-/// One stream's part of a plan.
-struct KvView {
-  RequestId request = 0;
-  std::string_view label{};
-  std::span<const int32_t> pages{};  ///< those that hold its `length` tokens, in token order
-  int64_t start = 0;       ///< tokens stored before the step: position of its first new row
-  int64_t to_compute = 0;  ///< rows that the step appends
-  int64_t length = 0;      ///< start + to_compute
-};
-
-/// One label's part of a plan (B streams, T new rows), in packed order: the order of the step's
-/// segments. Valid until the next plan. The arrays are those of Batch.
-struct LabelPlan {
-  std::string_view label{};
-  std::span<const KvView> views{};              ///< [B]
-  std::span<const int32_t> qo_indptr{};         ///< [B + 1]
-  std::span<const int32_t> kv_indptr{};         ///< [B + 1]
-  std::span<const int32_t> kv_indices{};        ///< [kv_indptr[B]]
-  std::span<const int32_t> kv_len{};            ///< [B], new rows included
-  std::span<const int32_t> kv_last_page_len{};  ///< [B], 0 for a stream without tokens
-  std::span<const int64_t> slots{};             ///< [T], where each new row lands in the pool
-
-  Batch batch() const { return {qo_indptr, kv_indptr, kv_indices, kv_len, {}}; }
-};
 
 /// Where the pool's usable pages are. The sink is not among them.
 struct PageCounts {
@@ -77,12 +22,13 @@ struct PageCounts {
   int64_t owned = 0;     ///< held by one stream
   int64_t shared = 0;    ///< held by several, or by streams and the prefix index
   int64_t cached = 0;    ///< held by the prefix index alone: taken back when pages run out
-  int64_t reserved = 0;  ///< given to a stream for the admitted step, not yet filled
+  int64_t reserved = 0;  ///< given to an admitted or pre-admitted step, not yet filled
 
   bool operator==(const PageCounts&) const = default;
 };
 
 struct KvOptions {
+  std::string key = "kv";  ///< among a runner's resources
   /// Runs check() after every call that changes something. None: where the library was built with
   /// assertions.
   std::optional<bool> check_every_call{};
@@ -109,14 +55,27 @@ struct KvOptions {
 ///   kv.remove(7);
 ///
 /// A step goes admit, plan, any number of writes, commit; or abandon. Calls in another order
-/// throw InvalidState. Every refused call changes nothing. Calls on one object must not overlap.
-class MLA_API KvResource {
+/// throw InvalidState. Every refused call changes nothing.
+///
+/// The next step may be admitted and planned early, between plan and commit or after it. It is
+/// laid out as if the step in flight were committed, its pages are taken on top of that one's, and
+/// no row of the pool is touched. The next admit of the same step takes it over, and a plan for the
+/// same lease promotes it. Whatever changes one of its streams meanwhile (trim, remove, a fork of
+/// it, abandon of the step in flight), admitting another step and clear_preplan drop it.
+///
+/// Calls on one object must not overlap, but for `write`, which may run on another thread than
+/// calls that change no planned stream: open, remove, trim and fork of others, pre_admit, a
+/// pre-plan, clear_preplan.
+class MLA_API KvResource final : public Resource {
  public:
   /// `pool` is lent and must outlive the resource, which alone decides over its pages.
   explicit KvResource(LatentPool& pool, const KvOptions& options = {});
-  ~KvResource();
+  ~KvResource() override;
   KvResource(KvResource&&) noexcept;
   KvResource& operator=(KvResource&&) noexcept;
+
+  const std::string& key() const noexcept override;
+  bool supports_preplan() const noexcept override { return true; }
 
   /// Makes an empty stream and attaches the longest known prefix of its first `num_tokens` tokens.
   /// Returns the tokens that are stored already. At most num_tokens - 1 are: of a prompt that is
@@ -131,38 +90,50 @@ class MLA_API KvResource {
   /// commit on. Throws InvalidArgument (unknown stream).
   void add_page_keys(const KvStream& stream, std::span<const PageKey> page_keys);
 
-  /// Makes `target`, which must not be open, a stream with the content of `source`: all pages are
-  /// shared until one of the two appends. Throws InvalidArgument, InvalidState (source is in the
-  /// current step).
+  /// Makes a Fork at once. Throws InvalidArgument, InvalidState (source is in the current step).
   void fork(const KvStream& source, const KvStream& target);
 
-  /// Reserves the pages that the step's rows need, copies of shared pages included; cached pages
-  /// are evicted, the least recently used first, as far as they are needed. When pages are short
-  /// it changes nothing and says how many and for whom. Admitting the admitted step again reserves
-  /// nothing.
-  /// Throws InvalidArgument (unknown stream, a stream twice, negative span, a length or a total
-  /// beyond 2^31 - 1), InvalidState (another step is admitted or planned).
+  /// Makes the forks that come before the step and reserves the pages that its rows need, copies of
+  /// shared pages included; cached pages are evicted, the least recently used first, as far as they
+  /// are needed. When pages are short it changes nothing and says how many and for whom. Admitting
+  /// the admitted step again reserves nothing.
+  /// Throws InvalidArgument naming the entry (unknown stream, a stream twice, negative span, a
+  /// length or a total beyond 2^31 - 1, the target of a fork that is open, a label combined twice),
+  /// InvalidState (another step is admitted or planned).
+  AdmitResult admit(const KvStep& step);
   AdmitResult admit(std::span<const Segment> segments);
+  AdmitResult admit(const Step& step) override;
 
   /// Plans the admitted step: makes the copies of shared pages that it writes to, and lays out each
-  /// label. Returns the plans in the order in which labels first appear in the step; valid until
-  /// the next plan. Throws InvalidState (nothing admitted).
+  /// label. Valid until the next plan. Throws InvalidState (nothing admitted).
   std::span<const LabelPlan> plan(Stream stream = {});
+  /// The same; or with is_preplan, plans the pre-admitted step early. The step must be the one that
+  /// was admitted. Throws InvalidArgument (it is another), InvalidState (nothing admitted, planned
+  /// early already).
+  const KvPlan& plan(const Step& step, const PlanContext& context) override;
   /// One label of the current plan. Throws InvalidArgument (not in the step), InvalidState.
   const LabelPlan& label_plan(std::string_view label = "main") const;
 
-  /// Scatters the label's new rows [T, ...] to their slots, see LatentPool::append.
+  /// As admit, for the step after the one in flight. Throws also InvalidState: a step is admitted
+  /// but not planned, another one is pre-admitted, a stream that the step in flight forks at its
+  /// commit, a fork of a stream in the step in flight.
+  AdmitResult pre_admit(const KvStep& step);
+  AdmitResult pre_admit(const Step& step) override;
+  void clear_preplan() override;
+
+  /// Scatters the label's new rows to their slots, see LatentPool::append: [T, ...], or as many as
+  /// there are slots under a bucket; those past T are skipped.
   /// Throws InvalidArgument, InvalidState (nothing planned).
   void write(int32_t layer, std::string_view label, const ConstTensor<2>& ckv,
              const ConstTensor<2>& kpe, Stream stream = {});
 
   /// Ends the step: its rows are stored. Pages that became full and have a key enter the prefix
-  /// index; where the key is known already, the known page takes the place of the new one.
-  /// Throws InvalidState (nothing planned).
-  void commit();
-  /// Ends the step without it: reserved pages are given back. Copies of shared pages that plan made
-  /// stay with their stream. Throws InvalidState (nothing admitted).
-  void abandon();
+  /// index; where the key is known already, the known page takes the place of the new one. Then the
+  /// forks that come after the step are made. Throws InvalidState (nothing planned).
+  void commit() override;
+  /// Ends the step without it: reserved pages are given back and its forks are undone. Copies of
+  /// shared pages that plan made stay with their stream. Throws InvalidState (nothing admitted).
+  void abandon() override;
 
   /// Takes back the stream's last `num_tokens` tokens. Pages that become empty are dropped, with
   /// the keys of all pages that are cut; a shared page that stays half used is copied when the
@@ -175,6 +146,7 @@ class MLA_API KvResource {
   /// Empties the prefix index.
   void drop_prefixes();
 
+  /// Targets of forks are there from the step's plan on (before it), from its commit on (after).
   bool contains(const KvStream& stream) const;
   /// Tokens stored, without those of the current step. Throws InvalidArgument (unknown).
   int64_t length(const KvStream& stream) const;

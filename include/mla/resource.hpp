@@ -1,13 +1,31 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
 #include "mla/export.hpp"
-#include "mla/kv_resource.hpp"
 #include "mla/step.hpp"
 
 namespace mla {
+
+using RequestId = uint64_t;
+
+/// How many pages one segment lacks.
+struct Shortage {
+  RequestId request = 0;
+  std::string label{};
+  int64_t pages = 0;
+};
+
+/// The answer of admit. Pages are given to the segments in their order; those for which they did
+/// not suffice are listed.
+struct AdmitResult {
+  int64_t pages_short = 0;  ///< 0: admitted
+  std::vector<Shortage> shortages{};
+
+  explicit operator bool() const { return pages_short == 0; }
+};
 
 /// Something that an engine's steps need and that is planned on the host before a step runs: the
 /// KV pages, the attention over them, or what an engine adds. A StepRunner drives resources:

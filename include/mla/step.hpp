@@ -113,7 +113,7 @@ class MLA_API PlanResults {
 
 /// A bucket of captured graphs: one path through the engine's model, at one padded shape.
 struct GraphBucket {
-  std::string walk;  ///< the engine's name for the path: prefill, decode, verify
+  std::string walk{};  ///< the engine's name for the path: prefill, decode, verify
   Bucket shape{};
 
   bool operator==(const GraphBucket&) const = default;

@@ -17,10 +17,15 @@ PageCounts KvState::check() const {
     for (const int32_t page : stream.pages) ++holders[page];
     counts.reserved +=
         static_cast<int64_t>(stream.pages.size()) - pages_of(stream.length, page_size);
-    if (stream.copy_page == kNoPage) return;
-    ++holders[stream.copy_page];
-    ++counts.reserved;
   });
+  const auto count_taken = [&](int32_t page) {
+    if (page == kNoPage) return;
+    ++holders[page];
+    ++counts.reserved;
+  };
+  for (const StepEntry& entry : step.entries) count_taken(entry.copy_page);
+  for (const StepEntry& entry : early.entries) count_taken(entry.copy_page);
+  for (const int32_t page : early.taken) count_taken(page);
   pages.check(holders);
   for (int32_t page = 0; page < pages.num_pages(); ++page) {
     if (holders[page] == 0) {
@@ -43,9 +48,6 @@ void KvState::check_stream(const StreamState& stream) const {
   if (num_held < num_used || (!stream.in_step && num_held > num_used)) {
     refuse("the pages of its tokens, and more in a step only",
            std::to_string(num_held) + " pages for " + std::to_string(stream.length) + " tokens");
-  }
-  if (!stream.in_step && stream.copy_page != kNoPage) {
-    refuse("a page for a copy in a step only", "page " + std::to_string(stream.copy_page));
   }
   for (int64_t i = num_used; i < num_held; ++i) {
     if (pages.refs(stream.pages[i]) == 1) continue;

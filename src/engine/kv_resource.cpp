@@ -5,24 +5,66 @@
 #include <utility>
 
 #include "engine/kv_state.hpp"
+#include "engine/text.hpp"
 #include "mla/error.hpp"
 
 namespace mla {
 
-using cache::kNoPage;
 using engine::quoted;
 using engine::StepEntry;
+using engine::StepFork;
 using engine::StreamState;
 
 struct KvResource::Impl : engine::KvState {
-  using KvState::KvState;
+  Impl(LatentPool& lent_pool, const KvOptions& options)
+      : KvState(lent_pool, options), key(options.key) {}
+
+  void lay_out(const engine::StepData& data, const SlotLease& lease, engine::PlannedStep& out);
+  const KvPlan& plan_current(const SlotLease& lease, Stream stream);
+  const KvPlan& plan_early(const KvStep& wanted, const SlotLease& lease);
+
+  std::string key;
 };
+
+void KvResource::Impl::lay_out(const engine::StepData& data, const SlotLease& lease,
+                               engine::PlannedStep& out) {
+  out.layout.build(data, streams, page_size, lease.bucket ? lease.bucket->shape.num_tokens : 0);
+  out.plan.labels = out.layout.plans();
+  out.plan.id = ++last_plan_id;
+}
+
+const KvPlan& KvResource::Impl::plan_current(const SlotLease& lease, Stream stream) {
+  copy_tails(stream);
+  if (early_planned && early_lease == lease) {
+    std::swap(current, early_plan);
+  } else {
+    lay_out(step, lease, current);
+  }
+  early_planned = false;
+  for (const StepFork& fork : step.forks_before) fork.target->pending = false;
+  phase = Phase::kPlanned;
+  after_change();
+  return current.plan;
+}
+
+const KvPlan& KvResource::Impl::plan_early(const KvStep& wanted, const SlotLease& lease) {
+  constexpr const char* kWhere = "KvResource::plan, early";
+  if (!has_early) throw_state({"step", kWhere, "a pre-admitted step", "none"});
+  if (early_planned) throw_state({"step", kWhere, "no plan of it yet", "a second pre-plan"});
+  require_same(wanted, early, kWhere);
+  lay_out(early, lease, early_plan);
+  early_planned = true;
+  early_lease = lease;
+  return early_plan.plan;
+}
 
 KvResource::KvResource(LatentPool& pool, const KvOptions& options)
     : impl_(std::make_unique<Impl>(pool, options)) {}
 KvResource::~KvResource() = default;
 KvResource::KvResource(KvResource&&) noexcept = default;
 KvResource& KvResource::operator=(KvResource&&) noexcept = default;
+
+const std::string& KvResource::key() const noexcept { return impl_->key; }
 
 int64_t KvResource::open(const KvStream& stream, int64_t num_tokens,
                          std::span<const PageKey> page_keys) {
@@ -46,55 +88,78 @@ void KvResource::fork(const KvStream& source, const KvStream& target) {
   constexpr const char* kWhere = "KvResource::fork";
   const StreamState& from = impl_->get_outside_step(source, kWhere);
   impl_->require_absent(target, "target", kWhere);
-  StreamState& to = impl_->streams.insert(target.request, target.label);
-  to.length = from.length;
-  to.pages = from.pages;
-  for (const int32_t page : to.pages) impl_->pages.hold(page);
-  if (to.label == from.label) {  // the keys of full pages; what follows may differ
-    const auto num_full = static_cast<size_t>(from.length / impl_->page_size);
-    to.page_keys.assign(from.page_keys.begin(),
-                        from.page_keys.begin() + std::min(num_full, from.page_keys.size()));
-    to.num_indexed = from.num_indexed;
-  }
+  if (from.in_early) impl_->drop_early();
+  impl_->copy_content(from, impl_->streams.insert(target.request, target.label));
   impl_->after_change();
 }
 
-AdmitResult KvResource::admit(std::span<const Segment> segments) {
+AdmitResult KvResource::admit(const KvStep& step) {
   constexpr const char* kWhere = "KvResource::admit";
-  std::vector<StepEntry>& entries = impl_->resolved;
-  if (impl_->phase == Impl::Phase::kPlanned) impl_->require_phase(Impl::Phase::kIdle, kWhere);
-  impl_->resolve(segments, entries);
-  if (impl_->phase == Impl::Phase::kAdmitted) {
-    const auto same = [](const StepEntry& a, const StepEntry& b) {
-      return a.stream == b.stream && a.span == b.span;
-    };
-    if (!std::equal(entries.begin(), entries.end(), impl_->step.begin(), impl_->step.end(), same)) {
-      impl_->require_phase(Impl::Phase::kIdle, kWhere);
-    }
+  Impl& impl = *impl_;
+  if (impl.phase == Impl::Phase::kAdmitted && is_same_step(step, impl.step, impl.streams))
     return {};
+  impl.require_phase(Impl::Phase::kIdle, kWhere);
+  AdmitResult result;
+  if (!impl.has_early || !is_same_step(step, impl.early, impl.streams)) {
+    impl.drop_early();
+    result = impl.take(step, impl.early, kWhere);
+    if (!result) return result;
   }
-  AdmitResult result = impl_->measure(entries);
-  if (!result) return result;
-  impl_->reserve(entries);
-  impl_->step.swap(entries);
-  impl_->phase = Impl::Phase::kAdmitted;
-  impl_->after_change();
+  impl.adopt(impl.early);
+  impl.has_early = false;
+  impl.after_change();
   return result;
+}
+
+AdmitResult KvResource::admit(std::span<const Segment> segments) {
+  impl_->plain_step.segments.assign(segments.begin(), segments.end());
+  return admit(impl_->plain_step);
+}
+
+AdmitResult KvResource::admit(const Step& step) { return admit(step.get<KvStep>(key())); }
+
+AdmitResult KvResource::pre_admit(const KvStep& step) {
+  constexpr const char* kWhere = "KvResource::pre_admit";
+  Impl& impl = *impl_;
+  if (impl.phase == Impl::Phase::kAdmitted) impl.require_phase(Impl::Phase::kPlanned, kWhere);
+  if (impl.has_early) {
+    if (is_same_step(step, impl.early, impl.streams)) return {};
+    throw_state({"step", kWhere, "none that is pre-admitted already", "another one that is"});
+  }
+  AdmitResult result = impl.take(step, impl.early, kWhere);
+  if (!result) return result;
+  impl.has_early = true;
+  impl.mark_early();
+  impl.after_change();
+  return result;
+}
+
+AdmitResult KvResource::pre_admit(const Step& step) { return pre_admit(step.get<KvStep>(key())); }
+
+void KvResource::clear_preplan() {
+  impl_->drop_early();
+  impl_->early_planned = false;
+  impl_->after_change();
 }
 
 std::span<const LabelPlan> KvResource::plan(Stream stream) {
   impl_->require_phase(Impl::Phase::kAdmitted, "KvResource::plan");
-  impl_->copy_tails(stream);
-  impl_->layout.build(impl_->step, impl_->streams, impl_->page_size);
-  impl_->phase = Impl::Phase::kPlanned;
-  impl_->after_change();
-  return impl_->layout.plans();
+  return impl_->plan_current({}, stream).labels;
+}
+
+const KvPlan& KvResource::plan(const Step& step, const PlanContext& context) {
+  const auto& wanted = step.get<KvStep>(key());
+  if (context.is_preplan) return impl_->plan_early(wanted, context.lease);
+  constexpr const char* kWhere = "KvResource::plan";
+  impl_->require_phase(Impl::Phase::kAdmitted, kWhere);
+  impl_->require_same(wanted, impl_->step, kWhere);
+  return impl_->plan_current(context.lease, context.stream);
 }
 
 const LabelPlan& KvResource::label_plan(std::string_view label) const {
   constexpr const char* kWhere = "KvResource::label_plan";
   impl_->require_phase(Impl::Phase::kPlanned, kWhere);
-  for (const LabelPlan& plan : impl_->layout.plans()) {
+  for (const LabelPlan& plan : impl_->current.layout.plans()) {
     if (plan.label == label) return plan;
   }
   throw_invalid({"label", kWhere, "a label of the current step", quoted(label)});
@@ -102,29 +167,33 @@ const LabelPlan& KvResource::label_plan(std::string_view label) const {
 
 void KvResource::write(int32_t layer, std::string_view label, const ConstTensor<2>& ckv,
                        const ConstTensor<2>& kpe, Stream stream) {
-  impl_->pool.append(layer, label_plan(label).slots, ckv, kpe, stream);
+  const LabelPlan& plan = label_plan(label);
+  const int64_t num_rows = plan.num_new_rows();
+  const bool without_padding = ckv.shape[0] == num_rows;
+  impl_->pool.append(layer, without_padding ? plan.slots.first(num_rows) : plan.slots, ckv, kpe,
+                     stream);
 }
 
 void KvResource::commit() {
-  impl_->require_phase(Impl::Phase::kPlanned, "KvResource::commit");
-  for (const StepEntry& entry : impl_->step) {
-    entry.stream->length += entry.span;
-    impl_->index_full_pages(*entry.stream);
+  Impl& impl = *impl_;
+  impl.require_phase(Impl::Phase::kPlanned, "KvResource::commit");
+  for (const StepEntry& entry : impl.step.entries) {
+    StreamState& stream = *entry.stream;
+    stream.length += entry.span;
+    const bool moved = impl.index_full_pages(stream);
+    if (moved && stream.in_early) impl.early_planned = false;  // its pages are listed there
   }
-  impl_->end_step();
-  impl_->after_change();
+  for (const StepFork& fork : impl.step.forks_after) impl.copy_content(*fork.source, *fork.target);
+  impl.end_step();
+  impl.after_change();
 }
 
 void KvResource::abandon() {
   if (impl_->phase == Impl::Phase::kIdle) {
     impl_->require_phase(Impl::Phase::kAdmitted, "KvResource::abandon");
   }
-  for (const StepEntry& entry : impl_->step) {
-    StreamState& state = *entry.stream;
-    impl_->drop_past_length(state);
-    if (state.copy_page != kNoPage) impl_->pages.drop(std::exchange(state.copy_page, kNoPage));
-  }
-  impl_->end_step();
+  impl_->drop_early();
+  impl_->give_back();
   impl_->after_change();
 }
 
@@ -137,6 +206,7 @@ void KvResource::trim(const KvStream& stream, int64_t num_tokens) {
                    std::to_string(num_tokens)});
   }
   if (num_tokens == 0) return;
+  if (state.in_early) impl_->drop_early();
   state.length -= num_tokens;
   impl_->drop_past_length(state);
   const int64_t num_full = state.length / impl_->page_size;
@@ -148,15 +218,18 @@ void KvResource::trim(const KvStream& stream, int64_t num_tokens) {
 void KvResource::remove(RequestId request) {
   constexpr const char* kWhere = "KvResource::remove";
   bool found = false;
+  bool in_early = false;
   for (int32_t label = 0; label < impl_->streams.num_labels(); ++label) {
     const StreamState* state = impl_->streams.find(request, label);
     if (state == nullptr) continue;
-    found = true;
     impl_->require_outside_step(*state, kWhere);
+    found = found || !state->pending;
+    in_early = in_early || state->in_early;
   }
   if (!found) {
     throw_invalid({"request", kWhere, "a request with an open stream", std::to_string(request)});
   }
+  if (in_early) impl_->drop_early();
   for (int32_t label = 0; label < impl_->streams.num_labels(); ++label) {
     const StreamState* state = impl_->streams.find(request, label);
     if (state == nullptr) continue;
@@ -173,7 +246,8 @@ void KvResource::drop_prefixes() {
 }
 
 bool KvResource::contains(const KvStream& stream) const {
-  return impl_->streams.find(stream.request, stream.label) != nullptr;
+  const StreamState* state = impl_->streams.find(stream.request, stream.label);
+  return state != nullptr && !state->pending;
 }
 
 int64_t KvResource::length(const KvStream& stream) const {

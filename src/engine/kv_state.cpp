@@ -2,18 +2,12 @@
 
 #include <algorithm>
 
+#include "engine/text.hpp"
 #include "mla/error.hpp"
 
 namespace mla::engine {
 
 using cache::kNoPage;
-
-std::string quoted(std::string_view text) {
-  std::string result(1, '"');
-  result += text;
-  result += '"';
-  return result;
-}
 
 std::string name_of_stream(RequestId request, std::string_view label) {
   return "request " + std::to_string(request) + ", label " + quoted(label);
@@ -45,7 +39,7 @@ KvState::KvState(LatentPool& lent_pool, const KvOptions& options)
 
 const StreamState& KvState::get(const KvStream& name, const char* where) const {
   const StreamState* stream = streams.find(name.request, name.label);
-  if (stream == nullptr) {
+  if (stream == nullptr || stream->pending) {
     throw_invalid({"stream", where, "an open stream", name_of_stream(name.request, name.label)});
   }
   return *stream;
@@ -57,10 +51,13 @@ StreamState& KvState::get_outside_step(const KvStream& name, const char* where) 
   return stream;
 }
 
-void KvState::require_absent(const KvStream& name, const char* what, const char* where) const {
-  if (streams.find(name.request, name.label) == nullptr) return;
+void KvState::require_absent(const KvStream& name, const std::string& what,
+                             const char* where) const {
+  const StreamState* stream = streams.find(name.request, name.label);
+  if (stream == nullptr) return;
   throw_invalid({what, where, "a stream that is not open",
-                 name_of_stream(name.request, name.label) + ", which is"});
+                 name_of_stream(name.request, name.label) +
+                     (stream->pending ? ", which an admitted step makes" : ", which is")});
 }
 
 void KvState::require_phase(Phase wanted, const char* where) const {
@@ -69,114 +66,29 @@ void KvState::require_phase(Phase wanted, const char* where) const {
   throw_state({"step", where, kNames[static_cast<int>(wanted)], kNames[static_cast<int>(phase)]});
 }
 
+void KvState::require_same(const KvStep& wanted, const StepData& admitted,
+                           const char* where) const {
+  if (is_same_step(wanted, admitted, streams)) return;
+  throw_invalid({"step", where, "the step that was admitted", "another one"});
+}
+
 void KvState::require_outside_step(const StreamState& stream, const char* where) const {
   if (!stream.in_step) return;
   throw_state({"stream", where, "a stream outside the current step (commit or abandon it first)",
                name_of_stream(stream.request, streams.label_name(stream.label))});
 }
 
-void KvState::resolve(std::span<const Segment> segments, std::vector<StepEntry>& entries) {
-  constexpr const char* kWhere = "KvResource::admit";
-  const auto refuse = [&](size_t i, const char* part, std::string expected, std::string got) {
-    throw_invalid({"segments[" + std::to_string(i) + "]" + part, kWhere, std::move(expected),
-                   std::move(got)});
-  };
-  entries.clear();
-  ++num_resolved;
-  int64_t num_rows = 0;
-  int64_t num_listed = 0;
-  for (size_t i = 0; i < segments.size(); ++i) {
-    const Segment& segment = segments[i];
-    StreamState* stream = streams.find(segment.request, segment.label);
-    if (stream == nullptr) {
-      refuse(i, "", "an open stream", name_of_stream(segment.request, segment.label));
-    }
-    if (std::exchange(stream->seen_in, num_resolved) == num_resolved) {
-      refuse(i, "", "each stream once", name_of_stream(segment.request, segment.label) + " again");
-    }
-    if (segment.span < 0) refuse(i, ".span", "0 or more", std::to_string(segment.span));
-    const int64_t length = stream->length + segment.span;
-    if (length > INT32_MAX) {
-      refuse(i, ".span", "a length of at most 2147483647 tokens", std::to_string(length));
-    }
-    num_rows += segment.span;
-    num_listed += pages_of(length, page_size);
-    if (num_rows > kMaxTokens) {
-      refuse(i, ".span", "at most 2147483647 rows in a step", std::to_string(num_rows));
-    }
-    if (num_listed > kMaxListedPages) {
-      refuse(i, "", "at most 2147483647 pages listed in a step", std::to_string(num_listed));
-    }
-    entries.push_back({.stream = stream, .span = segment.span});
-  }
-}
-
-// Fills in what each entry needs; the pages of the last holder of a page are its own, so of several
-// streams that leave one page in the step the last may stay.
-AdmitResult KvState::measure(std::span<StepEntry> entries) {
-  AdmitResult result;
-  int64_t available = pages.num_available();
-  for (StepEntry& entry : entries) {
-    const StreamState& stream = *entry.stream;
-    entry.new_pages =
-        pages_of(stream.length + entry.span, page_size) - static_cast<int64_t>(stream.pages.size());
-    int64_t needed = entry.new_pages;
-    if (entry.span > 0 && stream.length % page_size != 0) {
-      const int32_t tail = stream.pages[stream.length / page_size];
-      const int32_t holders = pages.refs(tail) - leaving[tail];
-      if (holders > 1) {
-        ++leaving[tail];
-        const bool only_index = holders == 2 && pages.is_indexed(tail);
-        entry.tail_copy = only_index ? TailCopy::kIfRoom : TailCopy::kNeeded;
-        needed += only_index ? 0 : 1;
-      }
-    }
-    const int64_t lacking = needed - std::min(needed, available);
-    available -= needed - lacking;
-    if (lacking == 0) continue;
-    result.pages_short += lacking;
-    result.shortages.push_back(
-        {stream.request, std::string(streams.label_name(stream.label)), lacking});
-  }
-  for (const StepEntry& entry : entries) {
-    if (entry.tail_copy == TailCopy::kNone) continue;
-    leaving[entry.stream->pages[entry.stream->length / page_size]] = 0;
-  }
-  return result;
-}
-
-// What must be had first; then copies that only keep a page cached, as long as there is room.
-void KvState::reserve(std::span<StepEntry> entries) {
-  for (const StepEntry& entry : entries) {
-    StreamState& stream = *entry.stream;
-    stream.in_step = true;
-    for (int64_t i = 0; i < entry.new_pages; ++i) stream.pages.push_back(pages.take());
-    if (entry.tail_copy == TailCopy::kNeeded) stream.copy_page = pages.take();
-  }
-  for (const StepEntry& entry : entries) {
-    if (entry.tail_copy != TailCopy::kIfRoom) continue;
-    StreamState& stream = *entry.stream;
-    if (pages.num_available() > 0) {
-      stream.copy_page = pages.take();
-    } else {
-      pages.forget(stream.pages[stream.length / page_size]);
-    }
-  }
-}
-
 void KvState::copy_tails(Stream device_stream) {
   copies.clear();
-  for (const StepEntry& entry : step) {
-    const StreamState& state = *entry.stream;
-    if (state.copy_page == kNoPage) continue;
-    copies.push_back({.from = state.pages[state.length / page_size], .to = state.copy_page});
+  for (const StepEntry& entry : step.entries) {
+    if (entry.copy_page == kNoPage) continue;
+    copies.push_back({.from = entry.stream->pages[entry.start / page_size], .to = entry.copy_page});
   }
   pool.copy_pages(copies, device_stream);
-  for (const StepEntry& entry : step) {
-    StreamState& state = *entry.stream;
-    if (state.copy_page == kNoPage) continue;
-    pages.drop(std::exchange(state.pages[state.length / page_size],
-                             std::exchange(state.copy_page, kNoPage)));
+  for (StepEntry& entry : step.entries) {
+    if (entry.copy_page == kNoPage) continue;
+    pages.drop(std::exchange(entry.stream->pages[entry.start / page_size],
+                             std::exchange(entry.copy_page, kNoPage)));
   }
 }
 
@@ -184,7 +96,8 @@ void KvState::copy_tails(Stream device_stream) {
 // hold that one too: the pages behind it may be theirs as well, and whoever holds an indexed page
 // must hold the one before it. Stops there, at a page that the index has under another key, and at
 // a key that collides: what follows could not be found behind it.
-void KvState::index_full_pages(StreamState& stream) {
+bool KvState::index_full_pages(StreamState& stream) {
+  bool moved = false;
   const int64_t num_full =
       std::min(stream.length / page_size, static_cast<int64_t>(stream.page_keys.size()));
   for (int64_t& i = stream.num_indexed; i < num_full; ++i) {
@@ -193,14 +106,16 @@ void KvState::index_full_pages(StreamState& stream) {
     const int32_t known = pages.find(stream.page_keys[i], parent);
     if (known == own) continue;
     if (known == kNoPage) {
-      if (pages.is_indexed(own) || !pages.enter(stream.page_keys[i], parent, own)) return;
+      if (pages.is_indexed(own) || !pages.enter(stream.page_keys[i], parent, own)) break;
     } else {
-      if (pages.refs(own) > 1) return;
+      if (pages.refs(own) > 1) break;
       pages.hold(known);
       pages.drop(own);
       stream.pages[i] = known;
+      moved = true;
     }
   }
+  return moved;
 }
 
 void KvState::add_page_keys(StreamState& stream, std::span<const PageKey> keys) {
@@ -229,10 +144,15 @@ void KvState::drop_past_length(StreamState& stream) {
   stream.pages.resize(num_kept);
 }
 
-void KvState::end_step() {
-  for (const StepEntry& entry : step) entry.stream->in_step = false;
-  step.clear();
-  phase = Phase::kIdle;
+void KvState::copy_content(const StreamState& from, StreamState& to) {
+  to.length = from.length;
+  to.pages = from.pages;
+  for (const int32_t page : to.pages) pages.hold(page);
+  if (to.label != from.label) return;
+  const auto num_full = static_cast<size_t>(from.length / page_size);  // what follows may differ
+  to.page_keys.assign(from.page_keys.begin(),
+                      from.page_keys.begin() + std::min(num_full, from.page_keys.size()));
+  to.num_indexed = from.num_indexed;
 }
 
 }  // namespace mla::engine

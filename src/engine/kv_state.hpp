@@ -8,15 +8,20 @@
 #include <vector>
 
 #include "cache/page_cache.hpp"
-#include "engine/kv_step.hpp"
+#include "engine/step_layout.hpp"
 #include "engine/stream_table.hpp"
 #include "mla/kv_resource.hpp"
 
 namespace mla::engine {
 
-/// "x", for messages.
-std::string quoted(std::string_view text);
+/// For messages.
 std::string name_of_stream(RequestId request, std::string_view label);
+
+/// A laid-out step and what is published of it.
+struct PlannedStep {
+  StepLayout layout;
+  KvPlan plan;
+};
 
 /// What a KvResource knows, and the parts of its calls. KvResource checks order and arguments; here
 /// pages move.
@@ -32,24 +37,37 @@ struct KvState {
   }
   StreamState& get_outside_step(const KvStream& name, const char* where);
   void require_outside_step(const StreamState& stream, const char* where) const;
-  void require_absent(const KvStream& name, const char* what, const char* where) const;
+  void require_absent(const KvStream& name, const std::string& what, const char* where) const;
   void require_phase(Phase wanted, const char* where) const;
+  void require_same(const KvStep& wanted, const StepData& admitted, const char* where) const;
 
-  // Admission: names to streams (throws), what each needs, and its reservation.
-  void resolve(std::span<const Segment> segments, std::vector<StepEntry>& entries);
-  AdmitResult measure(std::span<StepEntry> entries);
-  void reserve(std::span<StepEntry> entries);
+  // Admission, in kv_admission.cpp.
+  /// Resolves the names of `wanted`, makes the targets of its forks (pending) and takes the pages
+  /// that it needs, all into `data`. When it throws or pages are short nothing is changed.
+  AdmitResult take(const KvStep& wanted, StepData& data, const char* where);
+  /// Makes what was taken for `data` the current step's.
+  void adopt(StepData& data);
+  /// Marks the streams of the early step.
+  void mark_early();
+  /// Drops the early step, if any.
+  void drop_early();
+  /// Ends the current step undone.
+  void give_back();
+  /// Ends the current step.
+  void end_step();
 
   /// Gives each stream its own copy of the shared page that it appends to.
   void copy_tails(Stream device_stream);
-  /// Enters the stream's full pages that have a key into the prefix index.
-  void index_full_pages(StreamState& stream);
+  /// Enters the stream's full pages that have a key into the prefix index. Whether one of them was
+  /// replaced by the index's own.
+  bool index_full_pages(StreamState& stream);
   /// Attaches the known prefix of the stream's first num_tokens tokens, at most num_tokens - 1.
   void attach_prefix(StreamState& stream, int64_t num_tokens);
   void add_page_keys(StreamState& stream, std::span<const PageKey> keys);
   /// Drops the pages past those of the stream's length.
   void drop_past_length(StreamState& stream);
-  void end_step();
+  /// Makes the empty stream `to` share the content of `from`.
+  void copy_content(const StreamState& from, StreamState& to);
 
   PageCounts check() const;
   void check_stream(const StreamState& stream) const;
@@ -63,13 +81,30 @@ struct KvState {
   Phase phase = Phase::kIdle;
   cache::PageCache pages;
   StreamTable streams;
-  StepLayout layout;
-  std::vector<StepEntry> step;
+  StepData step;
+  PlannedStep current;  // the last plan
+  StepData early;       // pre-admitted, where has_early
+  bool has_early = false;
+  PlannedStep early_plan;  // where early_planned: of `early`, then of the step that came from it
+  bool early_planned = false;
+  SlotLease early_lease;
+  uint64_t last_plan_id = 0;
   // Scratch that keeps its memory from call to call.
-  std::vector<StepEntry> resolved;
+  KvStep plain_step;
   std::vector<int32_t> leaving;  // [num_pages], zero between calls: streams that leave a page
   std::vector<PageCopy> copies;
   uint64_t num_resolved = 0;
+
+ private:
+  void resolve(const KvStep& wanted, StepData& data, const char* where);
+  void resolve_segments(std::span<const Segment> segments, StepData& data, const char* where);
+  void resolve_labels(const KvStep& wanted, StepData& data, const char* where);
+  StreamState& resolve_stream(const KvStream& name, const std::string& what, const char* where);
+  StreamState& make_pending(const KvStream& name, const std::string& what, const char* where);
+  AdmitResult measure(StepData& data);
+  void reserve(StepData& data);
+  void undo_forks(StepData& data);
+  void release_streams();
 };
 
 }  // namespace mla::engine

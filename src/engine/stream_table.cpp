@@ -25,12 +25,15 @@ const StreamState* StreamTable::find(RequestId request, std::string_view label) 
   return found == streams_.end() ? nullptr : &found->second;
 }
 
+int32_t StreamTable::number_of(std::string_view label) {
+  const int32_t number = find_label(label);
+  if (number >= 0) return number;
+  labels_.emplace_back(label);
+  return num_labels() - 1;
+}
+
 StreamState& StreamTable::insert(RequestId request, std::string_view label) {
-  int32_t number = find_label(label);
-  if (number < 0) {
-    number = num_labels();
-    labels_.emplace_back(label);
-  }
+  const int32_t number = number_of(label);
   StreamState& stream = streams_[{request, number}];
   stream.request = request;
   stream.label = number;

@@ -17,13 +17,16 @@ namespace mla::engine {
 struct StreamState {
   RequestId request = 0;
   int32_t label = 0;
-  int64_t length = 0;                  // tokens stored
-  std::vector<int32_t> pages{};        // those of `length`, then the ones that the step reserved
-  int32_t copy_page = cache::kNoPage;  // reserved for the copy of the page that row `length` is in
-  std::vector<PageKey> page_keys{};    // as the prefix index knows them: the label is part of them
-  int64_t num_indexed = 0;             // leading pages that the index has under these keys
-  bool in_step = false;
-  uint64_t seen_in = 0;  // the last list of segments that named it
+  int64_t length = 0;                // tokens stored
+  std::vector<int32_t> pages{};      // those of `length`, then the ones taken for the current step
+  std::vector<PageKey> page_keys{};  // as the prefix index knows them: the label is part of them
+  int64_t num_indexed = 0;           // leading pages that the index has under these keys
+  int32_t step_span = 0;             // rows that the current step appends
+  bool in_step = false;              // the current step reads, extends or forks it
+  bool in_early = false;             // the pre-admitted step does
+  bool forks_at_commit = false;      // the current step forks it, or makes it, at its commit
+  bool pending = false;              // target of a fork that is not made yet: unknown to callers
+  uint64_t seen_in = 0;              // the last list of segments that named it
 };
 
 /// The open streams by request and label. Labels become small numbers at their first use. A
@@ -35,6 +38,8 @@ class StreamTable {
   StreamState* find(RequestId request, int32_t label);
   /// The stream must not exist.
   StreamState& insert(RequestId request, std::string_view label);
+  /// The label's number; a new one at its first use.
+  int32_t number_of(std::string_view label);
   void erase(const StreamState& stream);
 
   int32_t num_labels() const { return static_cast<int32_t>(labels_.size()); }

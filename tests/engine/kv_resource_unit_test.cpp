@@ -120,7 +120,7 @@ TEST(KvResourceUnit, LabelsArePackedOneAfterTheOther) {
 
 TEST(KvResourceUnit, AnEmptyStepIsAStep) {
   Cache cache(2, 4);
-  ASSERT_TRUE(cache.kv.admit({}));
+  ASSERT_TRUE(cache.kv.admit(std::span<const Segment>{}));
   EXPECT_THAT(cache.kv.plan(), IsEmpty());
   cache.kv.commit();
 }

@@ -1,0 +1,207 @@
+#include "engine/mini_engine.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <span>
+
+namespace mla::engine {
+namespace {
+
+constexpr int32_t kRank = MiniEngine::kRank, kRope = MiniEngine::kRope, kLatent = kRank + kRope;
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+
+void fill_key(RowId row, int32_t layer, float* out) {
+  cases::fill_uniform(cases::row_key(1, row, static_cast<uint64_t>(layer)), DType::kFloat32, out,
+                      kLatent);
+}
+
+// [T, H, latent]: the nope part, then the rope part of each head.
+std::vector<float> queries(int64_t num_tokens, int32_t num_heads) {
+  std::vector<float> values(num_tokens * num_heads * kLatent);
+  for (int64_t row = 0; row < num_tokens * num_heads; ++row) {
+    cases::fill_uniform(cases::row_key(2, static_cast<uint64_t>(row), 0), DType::kFloat32,
+                        &values[row * kLatent], kLatent);
+  }
+  return values;
+}
+
+template <class T>
+TensorView<T, 3> on_device(TensorView<T, 3> view, Device device) {
+  view.device = device;
+  return view;
+}
+
+}  // namespace
+
+MiniEngine::MiniEngine(const MiniEngineOptions& options)
+    : pool({.num_layers = options.num_layers,
+            .num_pages = options.num_pages,
+            .page_size = options.page_size,
+            .kv_lora_rank = kRank,
+            .qk_rope_head_dim = kRope,
+            .dtype = DType::kFloat32,
+            .device = options.device,
+            .memory = {}}),
+      kv(pool, {.check_every_call = true}),
+      attention(pool, "kv",
+                {.geometry = AttentionResource::geometry_of(pool, options.num_heads),
+                 .sm_scale = kScale,
+                 .limits = options.limits,
+                 .capture = options.capture,
+                 .kernel = "reference",
+                 .executor = std::make_shared<Executor>(1)}),
+      runner({&kv, &attention}),
+      options_(options) {}
+
+Step MiniEngine::step_of(std::vector<Segment> segments) {
+  Step step;
+  kv_part(step).segments = std::move(segments);
+  attention_part(step);
+  return step;
+}
+
+void MiniEngine::write_new_rows() {
+  for (const LabelPlan& plan : runner.results().get<KvPlan>("kv").labels) {
+    std::vector<RowId> ids;
+    for (const KvView& view : plan.views) {
+      std::vector<RowId>& rows =
+          written_.emplace_back(StreamName{view.request, view.label}, std::vector<RowId>{}).second;
+      for (int64_t i = 0; i < view.to_compute; ++i) rows.push_back(next_row_++);
+      ids.insert(ids.end(), rows.begin(), rows.end());
+    }
+    std::vector<float> values(ids.size() * kLatent);
+    for (int32_t layer = 0; layer < options_.num_layers; ++layer) {
+      for (size_t i = 0; i < ids.size(); ++i) fill_key(ids[i], layer, &values[i * kLatent]);
+      auto view = contiguous_view(
+          values.data(), std::array<int64_t, 2>{static_cast<int64_t>(ids.size()), kLatent});
+      view.device = options_.device;
+      kv.write(layer, plan.label, columns(view, 0, kRank), columns(view, kRank, kRope));
+    }
+  }
+}
+
+void MiniEngine::commit() {
+  runner.commit();
+  for (auto& [name, rows] : written_) {
+    stored_[name].insert(stored_[name].end(), rows.begin(), rows.end());
+  }
+  written_.clear();
+}
+
+void MiniEngine::serve(std::vector<Segment> segments) {
+  const Step step = step_of(std::move(segments));
+  ASSERT_TRUE(runner.admit(step));
+  runner.plan(step);
+  write_new_rows();
+  commit();
+}
+
+std::vector<RowId> MiniEngine::rows_with_new(const StreamName& name) const {
+  const auto stored = stored_.find(name);
+  std::vector<RowId> all = stored == stored_.end() ? std::vector<RowId>{} : stored->second;
+  for (const auto& [written, rows] : written_) {
+    if (written == name) all.insert(all.end(), rows.begin(), rows.end());
+  }
+  return all;
+}
+
+void MiniEngine::forget_last(const StreamName& name, size_t count) {
+  std::vector<RowId>& rows = stored_.at(name);
+  rows.resize(rows.size() - count);
+}
+
+MiniEngine::Output MiniEngine::attend(std::string_view label, int32_t pass, int32_t layer,
+                                      std::optional<int64_t> bucket_tokens) {
+  const int64_t tokens = bucket_tokens ? *bucket_tokens : qo_indptr(label, pass).back();
+  const int64_t heads = options_.num_heads;
+  std::vector<float> query = queries(tokens, options_.num_heads);
+  Output output{.num_tokens = tokens,
+                .out = std::vector<float>(tokens * heads * kRank, kNan),
+                .lse = std::vector<float>(tokens * heads, kNan)};
+  const auto q =
+      on_device(contiguous_view(query.data(), std::array<int64_t, 3>{tokens, heads, kLatent}),
+                options_.device);
+  const auto out =
+      on_device(contiguous_view(output.out.data(), std::array<int64_t, 3>{tokens, heads, kRank}),
+                options_.device);
+  auto lse = contiguous_view(output.lse.data(), std::array<int64_t, 2>{tokens, heads});
+  lse.device = options_.device;
+  attention.run({.q_nope = columns(q, 0, kRank),
+                 .q_pe = columns(q, kRank, kRope),
+                 .out = out,
+                 .lse = lse,
+                 .label = label,
+                 .layer = layer,
+                 .pass = pass});
+  return output;
+}
+
+void MiniEngine::expect_attends(std::string_view label, int32_t pass, bool causal,
+                                const std::vector<ExpectedRow>& expected) {
+  SCOPED_TRACE("label " + std::string(label) + ", pass " + std::to_string(pass));
+  std::vector<int32_t> wanted_qo{0}, wanted_len;
+  for (const ExpectedRow& row : expected) {
+    wanted_qo.push_back(wanted_qo.back() + row.num_queries);
+    wanted_len.push_back(static_cast<int32_t>(row.keys.size()));
+  }
+  ASSERT_EQ(qo_indptr(label, pass), wanted_qo);
+  ASSERT_EQ(kv_len(label, pass), wanted_len);
+
+  const int64_t heads = options_.num_heads;
+  const std::vector<float> query = queries(wanted_qo.back(), options_.num_heads);
+  for (int32_t layer = 0; layer < options_.num_layers; ++layer) {
+    const Output got = attend(label, pass, layer);
+    for (size_t r = 0; r < expected.size(); ++r) {
+      // The row by itself, over a cache of one page that holds its keys.
+      const auto& keys = expected[r].keys;
+      const auto length = static_cast<int32_t>(keys.size());
+      std::vector<float> cache(std::max<size_t>(keys.size(), 1) * kLatent, kNan);
+      for (size_t i = 0; i < keys.size(); ++i) fill_key(keys[i], layer, &cache[i * kLatent]);
+      const int64_t page_size = std::max(length, 1);
+      Geometry geometry = AttentionResource::geometry_of(pool, options_.num_heads);
+      geometry.page_size = static_cast<int32_t>(page_size);
+      const std::array<int32_t, 2> qo = {0, expected[r].num_queries};
+      const std::array<int32_t, 2> kv_indptr = {0, length == 0 ? 0 : 1};
+      const std::array<int32_t, 1> page = {0}, len = {length};
+      const Batch batch{.qo_indptr = qo, .kv_indptr = kv_indptr, .kv_indices = page, .kv_len = len};
+      const ConstTensor<3> layer_view =
+          contiguous_view(cache.data(), std::array<int64_t, 3>{1, page_size, kLatent});
+      for (int32_t j = 0; j < expected[r].num_queries; ++j) {
+        const int64_t token = wanted_qo[r] + j;
+        const ConstTensor<3> q =
+            contiguous_view(query.data() + wanted_qo[r] * heads * kLatent,
+                            std::array<int64_t, 3>{expected[r].num_queries, heads, kLatent});
+        for (int64_t head = 0; head < heads; ++head) {
+          std::array<double, kRank> reference{};
+          const ReferenceRow want = reference_row(
+              geometry, batch, kScale, causal, columns(q, 0, kRank), columns(q, kRank, kRope),
+              split_latent(layer_view, kRank), j, head, reference);
+          const size_t at = token * heads + head;
+          if (std::isinf(want.lse)) {
+            ASSERT_EQ(got.lse[at], -std::numeric_limits<float>::infinity());
+          } else {
+            ASSERT_NEAR(got.lse[at], want.lse, 1e-5) << "row " << r << " query " << j;
+          }
+          for (int32_t c = 0; c < kRank; ++c) {
+            ASSERT_NEAR(got.out[at * kRank + c], reference[c], 1e-5)
+                << "row " << r << " query " << j << " head " << head << " layer " << layer;
+          }
+        }
+      }
+    }
+  }
+}
+
+std::vector<int32_t> MiniEngine::qo_indptr(std::string_view label, int32_t pass) const {
+  const auto view = attention.qo_indptr_buf(label, pass);
+  return {view.data, view.data + view.shape[0]};
+}
+
+std::vector<int32_t> MiniEngine::kv_len(std::string_view label, int32_t pass) const {
+  const auto view = attention.kv_len_buf(label, pass);
+  return {view.data, view.data + view.shape[0]};
+}
+
+}  // namespace mla::engine
