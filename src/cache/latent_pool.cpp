@@ -24,7 +24,7 @@ void check_range(const char* what, const char* where, int64_t value, int64_t low
 }
 
 size_t checked_bytes(const PoolConfig& config, const char* where) {
-  device::runtime_of(config.device);  // refuses a device that is not there
+  device::runtime_of(config.device, "config.device", where);  // refuses one that is not there
   if (config.dtype != DType::kFloat32 && config.dtype != DType::kBFloat16 &&
       config.dtype != DType::kFloat16) {
     throw_invalid(

@@ -221,7 +221,7 @@ void check_config(const AttentionConfig& config) {
     check_stride("kpe", strides.kpe_page, strides.kpe_row, config.geometry.qk_rope_head_dim,
                  config);
   }
-  const bool immediate = device::runtime_of(config.device).is_immediate();
+  const bool immediate = device::runtime_of(config.device, "device", kCreate).is_immediate();
   if (config.capture && immediate) {
     throw_invalid({.what = "capture",
                    .where = kCreate,

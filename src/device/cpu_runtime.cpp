@@ -53,13 +53,13 @@ Runtime& cpu_runtime() {
   return runtime;
 }
 
-Runtime& runtime_of(Device device) {
+Runtime& runtime_of(Device device, const char* what, const char* where) {
   if (device == Device{}) return cpu_runtime();
   if (device.kind == DeviceKind::kRecording) {
     if (Runtime* runtime = find_recording_runtime(device.index)) return *runtime;
   }
-  throw_invalid({.what = "device",
-                 .where = "PagedAttention",
+  throw_invalid({.what = what,
+                 .where = where,
                  .expected = "cpu, or a recording device that lives",
                  .got = to_string(device)});
 }

@@ -61,8 +61,9 @@ class Runtime {
   virtual void submit(Stream stream, const char* name, std::function<void()> work) = 0;
 };
 
-/// The runtime of a device. Throws InvalidArgument where the library has none.
-Runtime& runtime_of(Device device);
+/// The runtime of a device. Throws InvalidArgument, in the name of `what` and `where`, where the
+/// library has none.
+Runtime& runtime_of(Device device, const char* what = "device", const char* where = "runtime_of");
 
 /// Whether work of this device is done by the kernels of the CPU table.
 inline bool runs_on_host(Device device) { return device.kind != DeviceKind::kCuda; }
