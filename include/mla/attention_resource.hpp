@@ -76,6 +76,7 @@ struct MLA_API AttentionPlan : ResourcePlan {
     PagedAttention* attention = nullptr;
   };
   std::vector<Entry> entries;
+  uint64_t id = 0;          ///< different for every plan; an early one keeps it when promoted
   uint64_t kv_plan_id = 0;  ///< the KV plan that it was made from
 };
 

@@ -115,6 +115,7 @@ struct AttentionResource::Impl {
   // Of the early plan: copies of what it was made for. Their labels are the plan objects' own.
   std::vector<AttentionPass> early_passes;
   std::vector<std::string> early_labels;
+  uint64_t last_plan_id = 0;
   bool newer_declared = false;  // a step was admitted after the current plan
   engine::StepRows rows;        // of the plan being made
 
@@ -204,6 +205,7 @@ struct AttentionResource::Impl {
   // rows, since the bucket's graph replays them all.
   void plan_into(PlanSet& set, Planned& planned, uint64_t kv_plan_id, Stream stream) {
     planned.plan.entries.clear();
+    planned.plan.id = ++last_plan_id;
     planned.plan.kv_plan_id = kv_plan_id;
     PlanOptions how{.sm_scale = options.sm_scale, .causal = true, .lse_base = options.lse_base};
     for (const engine::PassRows& row : rows.rows()) {

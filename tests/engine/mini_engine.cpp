@@ -27,12 +27,6 @@ std::vector<float> queries(int64_t num_tokens, int32_t num_heads) {
   return values;
 }
 
-template <class T>
-TensorView<T, 3> on_device(TensorView<T, 3> view, Device device) {
-  view.device = device;
-  return view;
-}
-
 }  // namespace
 
 MiniEngine::MiniEngine(const MiniEngineOptions& options)
@@ -62,6 +56,17 @@ Step MiniEngine::step_of(std::vector<Segment> segments) {
   return step;
 }
 
+void MiniEngine::write_rows(const LabelPlan& plan, const std::vector<RowId>& ids) {
+  std::vector<float> values(ids.size() * kLatent);
+  for (int32_t layer = 0; layer < options_.num_layers; ++layer) {
+    for (size_t i = 0; i < ids.size(); ++i) fill_key(ids[i], layer, &values[i * kLatent]);
+    const auto view = contiguous_view(
+        values.data(), std::array<int64_t, 2>{static_cast<int64_t>(ids.size()), kLatent},
+        options_.device);
+    kv.write(layer, plan.label, columns(view, 0, kRank), columns(view, kRank, kRope));
+  }
+}
+
 void MiniEngine::write_new_rows() {
   for (const LabelPlan& plan : runner.results().get<KvPlan>("kv").labels) {
     std::vector<RowId> ids;
@@ -71,15 +76,17 @@ void MiniEngine::write_new_rows() {
       for (int64_t i = 0; i < view.to_compute; ++i) rows.push_back(next_row_++);
       ids.insert(ids.end(), rows.begin(), rows.end());
     }
-    std::vector<float> values(ids.size() * kLatent);
-    for (int32_t layer = 0; layer < options_.num_layers; ++layer) {
-      for (size_t i = 0; i < ids.size(); ++i) fill_key(ids[i], layer, &values[i * kLatent]);
-      auto view = contiguous_view(
-          values.data(), std::array<int64_t, 2>{static_cast<int64_t>(ids.size()), kLatent});
-      view.device = options_.device;
-      kv.write(layer, plan.label, columns(view, 0, kRank), columns(view, kRank, kRope));
-    }
+    write_rows(plan, ids);
   }
+}
+
+void MiniEngine::write_row_ids(const std::vector<RowId>& ids) {
+  write_rows(runner.results().get<KvPlan>("kv").labels[0], ids);
+}
+
+void MiniEngine::abandon() {
+  runner.abandon();
+  written_.clear();
 }
 
 void MiniEngine::commit() {
@@ -120,14 +127,12 @@ MiniEngine::Output MiniEngine::attend(std::string_view label, int32_t pass, int3
   Output output{.num_tokens = tokens,
                 .out = std::vector<float>(tokens * heads * kRank, kNan),
                 .lse = std::vector<float>(tokens * heads, kNan)};
-  const auto q =
-      on_device(contiguous_view(query.data(), std::array<int64_t, 3>{tokens, heads, kLatent}),
-                options_.device);
-  const auto out =
-      on_device(contiguous_view(output.out.data(), std::array<int64_t, 3>{tokens, heads, kRank}),
-                options_.device);
-  auto lse = contiguous_view(output.lse.data(), std::array<int64_t, 2>{tokens, heads});
-  lse.device = options_.device;
+  const auto q = contiguous_view(query.data(), std::array<int64_t, 3>{tokens, heads, kLatent},
+                                 options_.device);
+  const auto out = contiguous_view(output.out.data(), std::array<int64_t, 3>{tokens, heads, kRank},
+                                   options_.device);
+  const auto lse =
+      contiguous_view(output.lse.data(), std::array<int64_t, 2>{tokens, heads}, options_.device);
   attention.run({.q_nope = columns(q, 0, kRank),
                  .q_pe = columns(q, kRank, kRope),
                  .out = out,
@@ -139,57 +144,74 @@ MiniEngine::Output MiniEngine::attend(std::string_view label, int32_t pass, int3
 }
 
 void MiniEngine::expect_attends(std::string_view label, int32_t pass, bool causal,
-                                const std::vector<ExpectedRow>& expected) {
+                                const std::vector<ExpectedRow>& expected,
+                                std::optional<Bucket> bucket) {
   SCOPED_TRACE("label " + std::string(label) + ", pass " + std::to_string(pass));
   std::vector<int32_t> wanted_qo{0}, wanted_len;
   for (const ExpectedRow& row : expected) {
     wanted_qo.push_back(wanted_qo.back() + row.num_queries);
     wanted_len.push_back(static_cast<int32_t>(row.keys.size()));
   }
+  const int64_t live_tokens = wanted_qo.back();
+  if (bucket) {
+    wanted_qo.resize(bucket->num_rows + 1, wanted_qo.back());
+    wanted_len.resize(bucket->num_rows, 0);
+  }
   ASSERT_EQ(qo_indptr(label, pass), wanted_qo);
   ASSERT_EQ(kv_len(label, pass), wanted_len);
 
-  const int64_t heads = options_.num_heads;
-  const std::vector<float> query = queries(wanted_qo.back(), options_.num_heads);
+  const int64_t tokens = bucket ? bucket->num_tokens : live_tokens;
   for (int32_t layer = 0; layer < options_.num_layers; ++layer) {
-    const Output got = attend(label, pass, layer);
+    SCOPED_TRACE("layer " + std::to_string(layer));
+    const Output got = attend(label, pass, layer, tokens);
     for (size_t r = 0; r < expected.size(); ++r) {
-      // The row by itself, over a cache of one page that holds its keys.
-      const auto& keys = expected[r].keys;
-      const auto length = static_cast<int32_t>(keys.size());
-      std::vector<float> cache(std::max<size_t>(keys.size(), 1) * kLatent, kNan);
-      for (size_t i = 0; i < keys.size(); ++i) fill_key(keys[i], layer, &cache[i * kLatent]);
-      const int64_t page_size = std::max(length, 1);
-      Geometry geometry = AttentionResource::geometry_of(pool, options_.num_heads);
-      geometry.page_size = static_cast<int32_t>(page_size);
-      const std::array<int32_t, 2> qo = {0, expected[r].num_queries};
-      const std::array<int32_t, 2> kv_indptr = {0, length == 0 ? 0 : 1};
-      const std::array<int32_t, 1> page = {0}, len = {length};
-      const Batch batch{.qo_indptr = qo, .kv_indptr = kv_indptr, .kv_indices = page, .kv_len = len};
-      const ConstTensor<3> layer_view =
-          contiguous_view(cache.data(), std::array<int64_t, 3>{1, page_size, kLatent});
-      for (int32_t j = 0; j < expected[r].num_queries; ++j) {
-        const int64_t token = wanted_qo[r] + j;
-        const ConstTensor<3> q =
-            contiguous_view(query.data() + wanted_qo[r] * heads * kLatent,
-                            std::array<int64_t, 3>{expected[r].num_queries, heads, kLatent});
-        for (int64_t head = 0; head < heads; ++head) {
-          std::array<double, kRank> reference{};
-          const ReferenceRow want = reference_row(
-              geometry, batch, kScale, causal, columns(q, 0, kRank), columns(q, kRank, kRope),
-              split_latent(layer_view, kRank), j, head, reference);
-          const size_t at = token * heads + head;
-          if (std::isinf(want.lse)) {
-            ASSERT_EQ(got.lse[at], -std::numeric_limits<float>::infinity());
-          } else {
-            ASSERT_NEAR(got.lse[at], want.lse, 1e-5) << "row " << r << " query " << j;
-          }
-          for (int32_t c = 0; c < kRank; ++c) {
-            ASSERT_NEAR(got.out[at * kRank + c], reference[c], 1e-5)
-                << "row " << r << " query " << j << " head " << head << " layer " << layer;
-          }
-        }
-      }
+      SCOPED_TRACE("row " + std::to_string(r));
+      expect_row(got, layer, wanted_qo[r], expected[r], causal);
+    }
+    for (size_t i = live_tokens * options_.num_heads; i < got.lse.size(); ++i) {
+      ASSERT_EQ(got.lse[i], -std::numeric_limits<float>::infinity()) << "padding";
+      for (int32_t c = 0; c < kRank; ++c) ASSERT_EQ(got.out[i * kRank + c], 0.0F) << "padding";
+    }
+  }
+}
+
+// The row by itself, over a cache of one page that holds its keys.
+void MiniEngine::expect_row(const Output& got, int32_t layer, int64_t first_token,
+                            const ExpectedRow& row, bool causal) const {
+  const int64_t heads = options_.num_heads;
+  const auto length = static_cast<int32_t>(row.keys.size());
+  const int64_t page_size = std::max(length, 1);
+  std::vector<float> cache(page_size * kLatent, kNan);
+  for (size_t i = 0; i < row.keys.size(); ++i) fill_key(row.keys[i], layer, &cache[i * kLatent]);
+  Geometry geometry = AttentionResource::geometry_of(pool, options_.num_heads);
+  geometry.page_size = static_cast<int32_t>(page_size);
+  const std::array<int32_t, 2> qo = {0, row.num_queries}, pages = {0, length == 0 ? 0 : 1};
+  const std::array<int32_t, 1> page = {0}, len = {length};
+  const Batch batch{.qo_indptr = qo,
+                    .kv_indptr = pages,
+                    .kv_indices = page,
+                    .kv_len = len,
+                    .kv_last_page_len = {}};
+  const std::vector<float> query = queries(first_token + row.num_queries, options_.num_heads);
+  const TensorView<const float, 3> q =
+      contiguous_view(query.data() + first_token * heads * kLatent,
+                      std::array<int64_t, 3>{row.num_queries, heads, kLatent});
+  const ConstTensor<3> page_view =
+      contiguous_view(cache.data(), std::array<int64_t, 3>{1, page_size, kLatent});
+  for (int64_t at = 0; at < row.num_queries * heads; ++at) {
+    std::array<double, kRank> want{};
+    const ReferenceRow reference = reference_row(
+        geometry, batch, kScale, causal, columns(q, 0, kRank), columns(q, kRank, kRope),
+        split_latent(page_view, kRank), at / heads, at % heads, want);
+    const size_t got_at = first_token * heads + at;
+    if (std::isinf(reference.lse)) {
+      ASSERT_EQ(got.lse[got_at], -std::numeric_limits<float>::infinity());
+    } else {
+      ASSERT_NEAR(got.lse[got_at], reference.lse, 1e-5) << "query " << at / heads;
+    }
+    for (int32_t c = 0; c < kRank; ++c) {
+      ASSERT_NEAR(got.out[got_at * kRank + c], want[c], 1e-5)
+          << "query " << at / heads << " head " << at % heads;
     }
   }
 }

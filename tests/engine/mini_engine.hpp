@@ -57,6 +57,10 @@ class MiniEngine {
 
   /// Writes the new rows of every planned label to all layers, each with a RowId of its own.
   void write_new_rows();
+  /// Writes these rows instead, to the one label that is planned.
+  void write_row_ids(const std::vector<RowId>& ids);
+  /// Abandons the runner's step and what was written for it.
+  void abandon();
   /// Commits the runner's step; the rows that were written are stored.
   void commit();
   /// admit, plan, write_new_rows, commit.
@@ -77,14 +81,20 @@ class MiniEngine {
   /// Runs the current plan of a label and pass. num_tokens: the plan's, or the bucket's if given.
   Output attend(std::string_view label, int32_t pass = 0, int32_t layer = 0,
                 std::optional<int64_t> bucket_tokens = std::nullopt);
-  /// Runs it and compares with the reference over exactly the expected keys, in every layer.
+  /// Runs it and compares with the reference over exactly the expected keys, in every layer. Under
+  /// a bucket it is run with all the bucket's tokens, whose others must come out empty.
   void expect_attends(std::string_view label, int32_t pass, bool causal,
-                      const std::vector<ExpectedRow>& expected);
+                      const std::vector<ExpectedRow>& expected,
+                      std::optional<Bucket> bucket = std::nullopt);
 
   std::vector<int32_t> qo_indptr(std::string_view label, int32_t pass = 0) const;
   std::vector<int32_t> kv_len(std::string_view label, int32_t pass = 0) const;
 
  private:
+  void write_rows(const LabelPlan& plan, const std::vector<RowId>& ids);
+  void expect_row(const Output& got, int32_t layer, int64_t first_token, const ExpectedRow& row,
+                  bool causal) const;
+
   const MiniEngineOptions options_;
   std::map<StreamName, std::vector<RowId>> stored_;
   std::vector<std::pair<StreamName, std::vector<RowId>>> written_;
