@@ -31,6 +31,12 @@ void* offset_by(void* data, int64_t elements, DType dtype) {
   return static_cast<std::byte*>(data) + elements * size_of(dtype);
 }
 
+// Sparse memory is too large to touch as a whole and stays zero.
+void poison_all(Poison poison, DType dtype, const Buffer& buffer) {
+  if (buffer.is_sparse()) return;
+  fill_poison(poison, dtype, buffer.data(), static_cast<int64_t>(buffer.size()) / size_of(dtype));
+}
+
 // A page id that is drawn, by counter, from 0 .. pool - 1 without one of `taken`.
 int32_t draw_page(uint64_t key, int64_t pool, uint32_t& counter,
                   const std::unordered_set<int32_t>& taken) {
@@ -223,10 +229,8 @@ void Problem::fill_queries() {
   const DType dtype = g.dtype;
   const auto rank = static_cast<size_t>(g.kv_lora_rank);
   const auto rope = static_cast<size_t>(g.qk_rope_head_dim);
-  for (const Buffer* buffer : {&q_nope_, &q_pe_}) {
-    fill_poison(case_.poison, dtype, buffer->data(),
-                static_cast<int64_t>(buffer->size()) / size_of(dtype));
-  }
+  poison_all(case_.poison, dtype, q_nope_);
+  poison_all(case_.poison, dtype, q_pe_);
   // The buffers are this object's own: the views are read-only for the library alone.
   auto* q_nope = const_cast<void*>(args_.q_nope.data);
   auto* q_pe = const_cast<void*>(args_.q_pe.data);
@@ -277,17 +281,19 @@ LatentRow Problem::latent_row(int64_t request, int64_t position) const {
 
 void Problem::fill_cache() {
   const Geometry& g = case_.geometry;
+  constexpr int64_t kFarPadding = 4096;  // elements of a page's padding that are poisoned at most
+  const auto poison_part = [&](void* start, const std::array<int64_t, 3>& stride) {
+    const int64_t used = g.page_size * stride[1];
+    fill_poison(case_.poison, g.kv_dtype, start, std::min(stride[0], used + kFarPadding));
+  };
   const auto poison_page = [&](int64_t page) {
     const LatentRow start = page_start(page);
     if (start.ckv == nullptr) return;
-    const CacheStrides strides = *config().strides;
-    fill_poison(case_.poison, g.kv_dtype, start.ckv, strides.ckv_page);
-    if (case_.layout.separate_cache && start.kpe != nullptr) {
-      fill_poison(case_.poison, g.kv_dtype, start.kpe, strides.kpe_page);
-    }
+    poison_part(start.ckv, args_.cache.ckv.stride);
+    if (kpe_.size() > 0) poison_part(start.kpe, args_.cache.kpe.stride);
   };
   if (ckv_.is_sparse() || kpe_.is_sparse()) {
-    // Too large to touch as a whole: the pages in use and their neighbours.
+    // The pages in use and their neighbours.
     for (const int64_t page : kv_indices_) {
       for (int64_t near = page - 1; near <= page + 1; ++near) poison_page(near);
     }
@@ -324,9 +330,8 @@ RunArgs Problem::args() const { return args_; }
 
 void Problem::spoil_outputs() {
   inputs_ = inputs_fingerprint();
-  fill_poison(Poison::kNan, case_.geometry.dtype, out_.data(),
-              static_cast<int64_t>(out_.size()) / size_of(case_.geometry.dtype));
-  fill_poison(Poison::kNan, DType::kFloat32, lse_.data(), static_cast<int64_t>(lse_.size() / 4));
+  poison_all(Poison::kNan, case_.geometry.dtype, out_);
+  poison_all(Poison::kNan, DType::kFloat32, lse_);
 }
 
 std::vector<float> Problem::packed_out() const {
@@ -365,6 +370,7 @@ uint64_t Problem::inputs_fingerprint() const {
 std::string Problem::find_stray_write() const {
   // With its rows put back to what they were, an output must be as spoil_outputs left it.
   const auto has_stray = [&](const Buffer& buffer, const Tensor<3>& tensor) {
+    if (buffer.is_sparse()) return false;
     std::vector<std::byte> copy(buffer.data(), buffer.data() + buffer.size());
     std::vector<std::byte> spoilt(buffer.size());
     const int64_t size = size_of(tensor.dtype);

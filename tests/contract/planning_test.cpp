@@ -1,0 +1,121 @@
+#include <algorithm>
+#include <cstring>
+
+#include "cases/random.hpp"
+#include "contract/contract.hpp"
+
+namespace mla::contract {
+namespace {
+
+MLA_CONTRACT_SUITE(PlanningContract);
+
+// A small latent, so that many plans run in little time.
+Geometry small_geometry(int32_t heads) {
+  return {.num_heads = heads,
+          .kv_lora_rank = 32,
+          .qk_rope_head_dim = 8,
+          .page_size = 16,
+          .dtype = DType::kFloat32,
+          .kv_dtype = DType::kFloat32};
+}
+
+// vllm-project/vllm PR 48045: more row tiles than processors made the number of parts 0.
+TEST_P(PlanningContract, AnyNumberOfQueriesOfOneRequestIsServed) {
+  for (const int32_t queries : {1, 2, 3, 5, 16, 17, 63, 64, 65, 67, 127, 300, 511, 1024}) {
+    AttentionCase c{
+        .geometry = small_geometry(16), .q_lens = {queries}, .kv_lens = {300}, .causal = true};
+    expect_holds(c, 64);
+  }
+  AttentionCase c{
+      .geometry = small_geometry(128), .q_lens = {67}, .kv_lens = {300}, .causal = true};
+  expect_holds(c, 128);
+}
+
+// vllm-project/vllm PR 14253: a mixed batch was cut at the wrong place.
+TEST_P(PlanningContract, MixedBatchEqualsItsRequestsAlone) {
+  AttentionCase c{.q_lens = {1, 1, 7, 1, 33},
+                  .kv_lens = {900, 3, 7, 64, 40},
+                  .causal = true,
+                  .equal_requests = true,
+                  .splits = {.fixed_tokens = 128}};
+  c.geometry.num_heads = 4;
+  const CheckReport together = expect_holds(c, 100);
+  const size_t token = size_t{4} * c.geometry.kv_lora_rank;
+  size_t at = 0;
+  for (size_t i = 0; i < c.q_lens.size(); ++i) {
+    AttentionCase one = c;
+    one.q_lens = {c.q_lens[i]};
+    one.kv_lens = {c.kv_lens[i]};
+    const CheckReport alone = expect_holds(one, 16);
+    const size_t size = token * static_cast<size_t>(c.q_lens[i]);
+    ASSERT_EQ(alone.out.size(), size);
+    EXPECT_EQ(std::memcmp(alone.out.data(), together.out.data() + at, size * sizeof(float)), 0)
+        << "request " << i;
+    at += size;
+  }
+}
+
+// flashinfer-ai/flashinfer PR 890: a scheduler state could wait for ever. ctest's timeout is the
+// watchdog.
+TEST_P(PlanningContract, RandomPlansEndAndEqualTheReference) {
+  for (uint64_t seed = 0; seed < 60; ++seed) {
+    const auto draw = [&](uint32_t column, int32_t low, int32_t high) {
+      const uint64_t bits = cases::random_bits(cases::row_key(seed, 31, 0), column);
+      return low + static_cast<int32_t>((bits * static_cast<uint64_t>(high - low + 1)) >> 32);
+    };
+    AttentionCase c{.name = "random plan",
+                    .geometry = small_geometry(draw(0, 1, 4)),
+                    .causal = draw(1, 0, 1) == 1,
+                    .seed = seed};
+    const int32_t rows = draw(2, 1, draw(3, 0, 3) == 0 ? 64 : 8);
+    for (int32_t i = 0; i < rows; ++i) {
+      const auto column = static_cast<uint32_t>(10 + 3 * i);
+      c.q_lens.push_back(draw(column, 0, 4) == 0 ? 0 : draw(column, 1, 3));
+      const int32_t longest = draw(column + 1, 0, 9) == 0 ? 4096 : 300;
+      c.kv_lens.push_back(draw(column + 2, 0, longest));
+    }
+    switch (draw(4, 0, 3)) {
+      case 0:
+        c.splits.forced_count = draw(5, 1, kMaxSplits);
+        break;
+      case 1:
+        c.splits.fixed_tokens = draw(5, 1, 2000);
+        break;
+      default:
+        break;
+    }
+    expect_holds(c, 24);
+  }
+}
+
+// vllm-project/vllm PR 24966: more than one split with larger batches hung.
+TEST_P(PlanningContract, ForcedSplitsOfLargerBatchesEnd) {
+  for (const int32_t rows : {2, 8, 64}) {
+    for (const int32_t splits : {2, 5, 32}) {
+      AttentionCase c{.geometry = small_geometry(2),
+                      .q_lens = std::vector<int32_t>(static_cast<size_t>(rows), 1),
+                      .kv_lens = std::vector<int32_t>(static_cast<size_t>(rows), 1024),
+                      .splits = {.forced_count = splits}};
+      const CheckReport report = expect_holds(c, 8);
+      EXPECT_GT(report.plan.num_splits, 1);
+      EXPECT_LE(report.plan.num_splits, splits);
+    }
+  }
+}
+
+// Parts are of the request's own making: any fixed size, to the cap of kMaxSplits parts.
+TEST_P(PlanningContract, FixedSplitSizesAreServedUpToTheCap) {
+  for (const int32_t size : {1, 3, 64, 100000}) {
+    AttentionCase c{.geometry = small_geometry(2),
+                    .q_lens = {1, 2},
+                    .kv_lens = {700, 5},
+                    .causal = true,
+                    .splits = {.fixed_tokens = size}};
+    const CheckReport report = expect_holds(c);
+    EXPECT_LE(report.plan.num_splits, kMaxSplits);
+    EXPECT_EQ(report.plan.num_splits > 1, size < 700);
+  }
+}
+
+}  // namespace
+}  // namespace mla::contract
