@@ -44,23 +44,42 @@ int64_t AttentionCase::pages_needed() const {
   return pages_total;
 }
 
-double bytes_needed(const AttentionCase& c) {
-  const auto element = static_cast<double>(size_of(c.geometry.dtype));
-  const double rank = c.geometry.kv_lora_rank;
-  const double rope = c.geometry.qk_rope_head_dim;
+CaseBytes bytes_needed(const AttentionCase& c) {
+  constexpr double kSparseAbove = 256.0 * (1 << 20);
+  constexpr double kAroundARow = 4096;  // what touching one row of a sparse tensor takes beside it
+  CaseBytes bytes;
+  const auto add = [&](double rows, double row_bytes, double pad_bytes) {
+    const double whole = rows * (row_bytes + pad_bytes);
+    bytes.mapped += whole;
+    bytes.touched +=
+        whole <= kSparseAbove ? whole : rows * (row_bytes + std::min(pad_bytes, 2 * kAroundARow));
+  };
+  const Geometry& g = c.geometry;
+  const auto element = static_cast<double>(size_of(g.dtype));
+  const double rank = g.kv_lora_rank;
+  const double width = rank + g.qk_rope_head_dim;
   const auto live = static_cast<double>(c.num_tokens());
   const double tokens = c.bucket ? std::max(live, static_cast<double>(c.bucket->num_tokens)) : live;
-  const double rows = tokens * c.geometry.num_heads;
-  const double q = rows * (rank + rope + 2.0 * c.layout.q_pad) * element;
-  const double out = rows * (rank + c.layout.out_pad) * element;
-  const double lse =
-      (rows + std::max(tokens, double{1} * c.geometry.num_heads) * c.layout.lse_pad) * 4;
-  const double page = (c.geometry.page_size * (rank + rope + 2.0 * c.layout.row_pad) +
-                       2.0 * static_cast<double>(c.layout.page_pad)) *
-                      element;
-  const double indices =
-      4.0 * (static_cast<double>(c.listed_pages()) + 4.0 * static_cast<double>(c.num_rows()));
-  return q + 2 * out + 2 * lse + page * static_cast<double>(c.pool_size()) + indices;
+  const double rows = tokens * g.num_heads;
+  add(rows, width * element, 2.0 * c.layout.q_pad * element);
+  add(rows, rank * element, c.layout.out_pad * element);
+  add(std::max<double>(tokens, g.num_heads), 4, 4.0 * c.layout.lse_pad);
+  bytes.touched += rows * (4 * rank + 8) * 4;  // packed copies of the outputs
+
+  const double page = g.page_size * (width + 2.0 * c.layout.row_pad) * element;
+  const double page_pad = 2.0 * static_cast<double>(c.layout.page_pad) * element;
+  const auto needed = static_cast<double>(c.pages_needed());
+  const double pool = static_cast<double>(c.pool_size());
+  bytes.mapped += pool * (page + page_pad);
+  bytes.touched +=
+      pool * (page + page_pad) <= kSparseAbove
+          ? pool * (page + page_pad)
+          : std::min(pool, 3 * needed) * (page + std::min(page_pad, 4 * kAroundARow) + kAroundARow);
+  // Index arrays here and in the plan, and the set that scattered pages are drawn with.
+  bytes.touched +=
+      16 * (static_cast<double>(c.listed_pages()) + 4 * static_cast<double>(c.num_rows())) +
+      64 * needed;
+  return bytes;
 }
 
 void check_consistent(const AttentionCase& c) {

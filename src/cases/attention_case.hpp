@@ -82,9 +82,14 @@ struct AttentionCase {
   int64_t listed_pages() const { return pages_needed() + num_rows() * spare_entries; }
 };
 
-/// Bytes of host memory that the tensors and index arrays of a case take, scratch apart; infinite
-/// where that is beyond any machine. Never overflows.
-double bytes_needed(const AttentionCase& attention_case);
+/// Host memory of a case, scratch apart. Tensors above 256 MiB are mapped sparsely (buffer.hpp).
+struct CaseBytes {
+  double touched = 0;  ///< that will take room
+  double mapped = 0;   ///< of address space
+};
+
+/// Upper bounds, with what its check takes; infinite where beyond any machine. Never overflows.
+CaseBytes bytes_needed(const AttentionCase& attention_case);
 
 /// Throws InvalidArgument where the case contradicts itself (as many query as key lengths, nothing
 /// negative, as many page ids as are needed): what PagedAttention can not see. Whether the library

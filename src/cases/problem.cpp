@@ -133,7 +133,8 @@ PlanOptions Problem::options_of(const AttentionCase& c) {
 
 Problem::Problem(const AttentionCase& attention_case) : case_(attention_case) {
   check_consistent(case_);
-  num_tokens_ = case_.bucket ? case_.bucket->num_tokens : case_.num_tokens();
+  num_tokens_ = case_.num_tokens();  // a bucket of fewer is refused by plan
+  if (case_.bucket) num_tokens_ = std::max(num_tokens_, case_.bucket->num_tokens);
   qo_indptr_.assign(1, 0);
   kv_indptr_.assign(1, 0);
   for (int64_t row = 0; row < case_.num_rows(); ++row) {

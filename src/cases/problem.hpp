@@ -21,7 +21,8 @@ struct LatentRow {
 /// keyed by (i, p), so that cases which differ only in lengths, pages or memory share their data.
 class Problem {
  public:
-  /// Allocates bytes_needed(). Throws InvalidArgument as check_consistent, std::bad_alloc.
+  /// Allocates what bytes_needed() says. Throws InvalidArgument as check_consistent,
+  /// std::bad_alloc.
   explicit Problem(const AttentionCase& attention_case);
 
   const AttentionCase& attention_case() const { return case_; }

@@ -15,6 +15,7 @@ inline constexpr int kBadUsage = 2;     // arguments or input files that cannot 
 // program: its options and a callback that runs it and puts the exit status into `status`, which
 // outlives the callback. main.cpp has the table of them.
 void add_bench_command(CLI::App& app, int& status);
+void add_case_command(CLI::App& app, int& status);
 void add_doctor_command(CLI::App& app, int& status);
 void add_layer_command(CLI::App& app, int& status);
 void add_replay_command(CLI::App& app, int& status);

@@ -13,6 +13,7 @@
 namespace {
 
 constexpr void (*kCommands[])(CLI::App&, int&) = {
+    mla::cli::add_case_command,
     mla::cli::add_doctor_command,
     mla::cli::add_layer_command,
     mla::cli::add_replay_command,
