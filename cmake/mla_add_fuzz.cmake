@@ -1,0 +1,26 @@
+# mla_add_fuzz(NAME [LIBS target...]): fuzzes what NAME_fuzz.cpp defines as LLVMFuzzerTestOneInput,
+# from the inputs kept in corpus/NAME. With MLA_FUZZ (clang, preset fuzz) it builds the libFuzzer
+# program fuzz_NAME, which scripts/fuzz.sh runs; else a test that runs the kept inputs once.
+function(mla_add_fuzz name)
+  cmake_parse_arguments(arg "" "" "LIBS" ${ARGN})
+  set(corpus ${CMAKE_CURRENT_SOURCE_DIR}/corpus/${name})
+  if(MLA_FUZZ)
+    set(program fuzz_${name})
+    add_executable(${program} ${name}_fuzz.cpp)
+    target_link_options(${program} PRIVATE -fsanitize=fuzzer)
+    set_target_properties(${program} PROPERTIES RUNTIME_OUTPUT_DIRECTORY
+                                                ${PROJECT_BINARY_DIR}/fuzz)
+    if(NOT TARGET fuzz_targets)
+      add_custom_target(fuzz_targets)
+    endif()
+    add_dependencies(fuzz_targets ${program})
+  else()
+    set(program ${name}_corpus_test)
+    add_executable(${program} ${name}_fuzz.cpp corpus_main.cpp)
+    add_test(NAME ${program} COMMAND ${program} ${corpus})
+    set_tests_properties(${program} PROPERTIES LABELS "fuzz;cpu" TIMEOUT 300)
+    mla_test_kind(fuzz ${program})
+  endif()
+  target_include_directories(${program} PRIVATE ${PROJECT_SOURCE_DIR}/src ${PROJECT_SOURCE_DIR}/tests)
+  target_link_libraries(${program} PRIVATE mla::mla mla_warnings ${arg_LIBS})
+endfunction()
