@@ -149,9 +149,10 @@ void KvState::copy_content(const StreamState& from, StreamState& to) {
   to.pages = from.pages;
   for (const int32_t page : to.pages) pages.hold(page);
   if (to.label != from.label) return;
-  const auto num_full = static_cast<size_t>(from.length / page_size);  // what follows may differ
-  to.page_keys.assign(from.page_keys.begin(),
-                      from.page_keys.begin() + std::min(num_full, from.page_keys.size()));
+  // The keys of full pages: what follows may differ.
+  const int64_t num_keys =
+      std::min(from.length / page_size, static_cast<int64_t>(from.page_keys.size()));
+  to.page_keys.assign(from.page_keys.begin(), from.page_keys.begin() + num_keys);
   to.num_indexed = from.num_indexed;
 }
 

@@ -462,6 +462,26 @@ TEST(KvResourcePrefixUnit, DroppedPrefixesOfLiveStreamsComeBackWithTheirNextRows
   EXPECT_EQ(cache.kv.open({.request = 2}, 9, keys_of(prompt, 4)), 8);
 }
 
+// A page that a fork holds too is not given up for the known one: the fork holds the pages behind
+// it, and these would be indexed behind a page that it does not hold.
+TEST(KvResourcePrefixUnit, AForkedPageIsNotReplacedByTheKnownOne) {
+  Cache cache(8, 2);
+  const auto tokens = count_from(10, 4);
+  const auto keys = keys_of(tokens, 2);
+  cache.kv.open({.request = 1});
+  cache.append({.request = 1}, tokens);
+  cache.kv.open({.request = 2}, 2, keys);
+  cache.append({.request = 2}, count_from(10, 2));
+  cache.kv.fork({.request = 1}, {.request = 3});
+  cache.kv.add_page_keys({.request = 1}, keys);
+  cache.append({.request = 1}, count_from(14, 1));
+  EXPECT_EQ(cache.pages({.request = 1})[0], cache.pages({.request = 3})[0]);
+  cache.kv.remove(1);
+  cache.kv.remove(2);
+  EXPECT_EQ(cache.counts(), (PageCounts{.free = 5, .owned = 2, .cached = 1}));
+  EXPECT_EQ(cache.stored({.request = 3}), tokens);
+}
+
 // Two pages with one key break the caller's promise; nothing may break with it.
 TEST(KvResourcePrefixUnit, CollidingKeysShareNothing) {
   Cache cache(8, 2);
