@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# clang-tidy over every compiled source of src/ and tools/ (or the files named), several at a time.
-# Needs a configured release preset. Says PASS or FAIL for each file.
+# clang-tidy over the sources of src/ and tools/ that the release build compiles on this machine (or
+# the files named), several at a time. Needs that preset configured. Says PASS or FAIL for each.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 lint_one() {
@@ -14,5 +14,8 @@ lint_one() {
 }
 export -f lint_one
 files=("$@")
-[ $# -gt 0 ] || mapfile -t files < <(git ls-files 'src/*.cpp' 'tools/*.cpp')
+if [ $# -eq 0 ]; then
+  mapfile -t files < <(comm -12 <(git ls-files 'src/*.cpp' 'tools/*.cpp' | sort) \
+    <(sed -nE 's|^ *"file": "'"$PWD"'/(.*)",?$|\1|p' build/release/compile_commands.json | sort -u))
+fi
 printf '%s\0' "${files[@]}" | xargs -0 -P "${JOBS:-$(nproc)}" -I{} bash -c 'lint_one "$1"' lint {}

@@ -71,7 +71,7 @@ run_part() {
 }
 
 parts=("$@")
-[ ${#parts[@]} -gt 0 ] || parts=(format release lint asan tsan)
+[ ${#parts[@]} -gt 0 ] || parts=(format release lint asan tsan fuzz)
 for part in "${parts[@]}"; do
   declare -F "part_${part%%-*}" >/dev/null || { echo "no such part: $part" >&2 && exit 2; }
 done

@@ -209,7 +209,7 @@ void Problem::lay_out() {
     if (head_major) args_.lse.stride = {1, inner};
   }
 
-  const CacheStrides strides = *config().strides;
+  const CacheStrides strides = config().strides.value_or(pool_strides(g));
   const auto view = [&](void* data, int64_t width, int64_t page, int64_t row) {
     return ConstTensor<3>{
         data, {case_.pool_size(), g.page_size, width}, {page, row, 1}, {}, g.kv_dtype};

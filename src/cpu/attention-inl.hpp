@@ -26,6 +26,9 @@
 #include "hwy/highway.h"
 #include "mla/dtype.hpp"
 
+// NOLINTBEGIN(bugprone-implicit-widening-of-multiplication-result): int32 products are offsets
+// within a worker's memory, at most 2 MiB; offsets into tensors and the pool are int64 from the
+// start.
 HWY_BEFORE_NAMESPACE();
 namespace mla::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
@@ -908,3 +911,4 @@ size_t worker_bytes(const Geometry& geometry) { return tile_layout(geometry, kLa
 
 }  // namespace mla::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
+// NOLINTEND(bugprone-implicit-widening-of-multiplication-result)

@@ -13,11 +13,8 @@
 namespace {
 
 constexpr void (*kCommands[])(CLI::App&, int&) = {
-    mla::cli::add_case_command,
-    mla::cli::add_doctor_command,
-    mla::cli::add_layer_command,
-    mla::cli::add_replay_command,
-    mla::cli::add_bench_command,
+    mla::cli::add_case_command,   mla::cli::add_doctor_command, mla::cli::add_layer_command,
+    mla::cli::add_replay_command, mla::cli::add_bench_command,
 };
 
 int fail(const char* text, int status) {
