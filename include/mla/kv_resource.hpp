@@ -120,9 +120,11 @@ class MLA_API KvResource final : public Resource {
   AdmitResult pre_admit(const KvStep& step);
   AdmitResult pre_admit(const Step& step) override;
   void clear_preplan() override;
+  void order_replay(Stream stream) override;
 
   /// Scatters the label's new rows to their slots, see LatentPool::append: [T, ...], or as many as
-  /// there are slots under a bucket; those past T are skipped.
+  /// there are slots under a bucket; those past T are skipped. Under a bucket, on a device with
+  /// streams, the slots are read there, so that a captured write follows later plans.
   /// Throws InvalidArgument, InvalidState (nothing planned).
   void write(int32_t layer, std::string_view label, const ConstTensor<2>& ckv,
              const ConstTensor<2>& kpe, Stream stream = {});

@@ -54,11 +54,22 @@ AttentionConfig common_config(const LatentPool& pool, const AttentionOptions& op
           .strides = std::nullopt,
           .limits = options.limits,
           .bucket = std::nullopt,
-          .capture = options.capture,
+          .capture = false,
           .splits = options.splits,
           .kernel = options.kernel,
           .executor = options.executor,
           .scratch = options.scratch};
+}
+
+// The exact scratch of the largest plan, eager or captured. Refuses what a plan object would
+// refuse.
+size_t scratch_of(AttentionConfig config, bool capture) {
+  const size_t eager = PagedAttention::scratch_bytes(config);
+  if (!capture) return eager;
+  config.capture = true;
+  config.bucket =
+      Bucket{.num_rows = config.limits.max_rows, .num_tokens = config.limits.max_tokens};
+  return std::max(eager, PagedAttention::scratch_bytes(config));
 }
 
 // A plan object, kept for the resource's life.
@@ -124,7 +135,7 @@ struct AttentionResource::Impl {
 
   Impl(const LatentPool& lent, std::string kv, const AttentionOptions& wanted)
       : pool(lent), kv_key(std::move(kv)), options(wanted), config(common_config(lent, wanted)) {
-    const size_t bytes = PagedAttention::scratch_bytes(config);  // refuses what it would refuse
+    const size_t bytes = scratch_of(config, options.capture);
     if (!options.scratch.empty() && options.scratch.size() < bytes) {
       throw_invalid({.what = "options.scratch.size()",
                      .where = kCreate,
@@ -169,8 +180,7 @@ struct AttentionResource::Impl {
     if (set.lease.bucket) {
       wanted.bucket = set.lease.bucket->shape;
       wanted.limits.max_listed_pages = largest.num_listed_pages;
-    } else {
-      wanted.capture = false;
+      wanted.capture = options.capture;
     }
     set.objects.push_back(std::make_unique<PlanObject>(PlanObject{
         .label = std::string(label), .pass = pass, .attention = PagedAttention(wanted)}));
@@ -317,7 +327,7 @@ Geometry AttentionResource::geometry_of(const LatentPool& pool, int32_t num_head
 }
 
 size_t AttentionResource::scratch_bytes(const LatentPool& pool, const AttentionOptions& options) {
-  return PagedAttention::scratch_bytes(common_config(pool, options));
+  return scratch_of(common_config(pool, options), options.capture);
 }
 
 const std::string& AttentionResource::key() const noexcept { return impl_->options.key; }

@@ -1,6 +1,7 @@
 #include "mla/kv_resource.hpp"
 
-#include <algorithm>
+#include <array>
+#include <iterator>
 #include <string>
 #include <utility>
 
@@ -19,43 +20,70 @@ struct KvResource::Impl : engine::KvState {
   Impl(LatentPool& lent_pool, const KvOptions& options)
       : KvState(lent_pool, options), key(options.key) {}
 
-  void lay_out(const engine::StepData& data, const SlotLease& lease, engine::PlannedStep& out);
+  void lay_out(const engine::StepData& data, const SlotLease& lease, Stream stream,
+               engine::PlannedStep& out);
   const KvPlan& plan_current(const SlotLease& lease, Stream stream);
-  const KvPlan& plan_early(const KvStep& wanted, const SlotLease& lease);
+  const KvPlan& plan_early(const KvStep& wanted, const SlotLease& lease, Stream stream);
+  size_t find_plan(std::string_view label, const char* where) const;
 
   std::string key;
 };
 
-void KvResource::Impl::lay_out(const engine::StepData& data, const SlotLease& lease,
+void KvResource::Impl::lay_out(const engine::StepData& data, const SlotLease& lease, Stream stream,
                                engine::PlannedStep& out) {
-  out.layout.build(data, streams, page_size, lease.bucket ? lease.bucket->shape.num_tokens : 0);
+  const int64_t num_slots = lease.bucket ? lease.bucket->shape.num_tokens : 0;
+  out.layout.build(data, streams, page_size, num_slots);
+  for (const LabelPlan& plan : out.layout.plans()) {
+    if (!lease.bucket || plan.num_new_rows() <= num_slots) continue;
+    throw_invalid({"new rows of label " + quoted(plan.label), "KvResource::plan",
+                   "at most " + std::to_string(num_slots) + ", the bucket's tokens",
+                   std::to_string(plan.num_new_rows())});
+  }
+  out.device_slots.clear();
+  if (slot_buffers.stages(lease)) {
+    slot_buffers.stage(lease, out.layout.plans(), stream, out.device_slots);
+  }
   out.plan.labels = out.layout.plans();
   out.plan.id = ++last_plan_id;
+  out.lease = lease;
 }
 
 const KvPlan& KvResource::Impl::plan_current(const SlotLease& lease, Stream stream) {
-  copy_tails(stream);
-  if (early_planned && early_lease == lease) {
+  if (early_planned && early_plan.lease == lease) {
     std::swap(current, early_plan);
   } else {
-    lay_out(step, lease, current);
+    lay_out(step, lease, stream, current);
   }
   early_planned = false;
+  copy_tails(stream);
   for (const StepFork& fork : step.forks_before) fork.target->pending = false;
   phase = Phase::kPlanned;
   after_change();
   return current.plan;
 }
 
-const KvPlan& KvResource::Impl::plan_early(const KvStep& wanted, const SlotLease& lease) {
+const KvPlan& KvResource::Impl::plan_early(const KvStep& wanted, const SlotLease& lease,
+                                           Stream stream) {
   constexpr const char* kWhere = "KvResource::plan, early";
   if (!has_early) throw_state({"step", kWhere, "a pre-admitted step", "none"});
   if (early_planned) throw_state({"step", kWhere, "no plan of it yet", "a second pre-plan"});
   require_same(wanted, early, kWhere);
-  lay_out(early, lease, early_plan);
+  if (lease.bucket && phase == Phase::kPlanned && current.lease == lease) {
+    throw_invalid({"lease", kWhere, "another slot or bucket than that of the plan in use",
+                   "slot " + std::to_string(lease.slot)});
+  }
+  lay_out(early, lease, stream, early_plan);
   early_planned = true;
-  early_lease = lease;
   return early_plan.plan;
+}
+
+size_t KvResource::Impl::find_plan(std::string_view label, const char* where) const {
+  require_phase(Phase::kPlanned, where);
+  const auto plans = current.layout.plans();
+  for (size_t i = 0; i < plans.size(); ++i) {
+    if (plans[i].label == label) return i;
+  }
+  throw_invalid({"label", where, "a label that the current step plans", quoted(label)});
 }
 
 KvResource::KvResource(LatentPool& pool, const KvOptions& options)
@@ -149,7 +177,7 @@ std::span<const LabelPlan> KvResource::plan(Stream stream) {
 
 const KvPlan& KvResource::plan(const Step& step, const PlanContext& context) {
   const auto& wanted = step.get<KvStep>(key());
-  if (context.is_preplan) return impl_->plan_early(wanted, context.lease);
+  if (context.is_preplan) return impl_->plan_early(wanted, context.lease, context.stream);
   constexpr const char* kWhere = "KvResource::plan";
   impl_->require_phase(Impl::Phase::kAdmitted, kWhere);
   impl_->require_same(wanted, impl_->step, kWhere);
@@ -157,21 +185,29 @@ const KvPlan& KvResource::plan(const Step& step, const PlanContext& context) {
 }
 
 const LabelPlan& KvResource::label_plan(std::string_view label) const {
-  constexpr const char* kWhere = "KvResource::label_plan";
-  impl_->require_phase(Impl::Phase::kPlanned, kWhere);
-  for (const LabelPlan& plan : impl_->current.layout.plans()) {
-    if (plan.label == label) return plan;
-  }
-  throw_invalid({"label", kWhere, "a label of the current step", quoted(label)});
+  return impl_->current.layout.plans()[impl_->find_plan(label, "KvResource::label_plan")];
 }
 
 void KvResource::write(int32_t layer, std::string_view label, const ConstTensor<2>& ckv,
                        const ConstTensor<2>& kpe, Stream stream) {
-  const LabelPlan& plan = label_plan(label);
-  const int64_t num_rows = plan.num_new_rows();
-  const bool without_padding = ckv.shape[0] == num_rows;
-  impl_->pool.append(layer, without_padding ? plan.slots.first(num_rows) : plan.slots, ckv, kpe,
-                     stream);
+  const size_t i = impl_->find_plan(label, "KvResource::write");
+  const LabelPlan& plan = impl_->current.layout.plans()[i];
+  const bool is_padded = ckv.shape[0] != plan.num_new_rows();
+  const auto slots = is_padded ? plan.slots : plan.slots.first(plan.num_new_rows());
+  if (impl_->current.device_slots.empty()) {
+    return impl_->pool.append(layer, slots, ckv, kpe, stream);
+  }
+  device::StagedBuffer& staged = *impl_->current.device_slots[i];
+  staged.order_readers(stream);
+  impl_->pool.append_at(
+      layer,
+      contiguous_view(reinterpret_cast<const int64_t*>(staged.device_data()),
+                      std::array<int64_t, 1>{std::ssize(slots)}, impl_->pool.config().device),
+      ckv, kpe, stream);
+}
+
+void KvResource::order_replay(Stream stream) {
+  for (device::StagedBuffer* staged : impl_->current.device_slots) staged->order_readers(stream);
 }
 
 void KvResource::commit() {

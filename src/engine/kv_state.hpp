@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cache/page_cache.hpp"
+#include "engine/slot_buffers.hpp"
 #include "engine/step_layout.hpp"
 #include "engine/stream_table.hpp"
 #include "mla/kv_resource.hpp"
@@ -21,6 +22,8 @@ std::string name_of_stream(RequestId request, std::string_view label);
 struct PlannedStep {
   StepLayout layout;
   KvPlan plan;
+  SlotLease lease;
+  std::vector<device::StagedBuffer*> device_slots;  // of each plan first; empty: the host's are read
 };
 
 /// What a KvResource knows, and the parts of its calls. KvResource checks order and arguments; here
@@ -87,7 +90,7 @@ struct KvState {
   bool has_early = false;
   PlannedStep early_plan;  // where early_planned: of `early`, then of the step that came from it
   bool early_planned = false;
-  SlotLease early_lease;
+  SlotBuffers slot_buffers;
   uint64_t last_plan_id = 0;
   // Scratch that keeps its memory from call to call.
   KvStep plain_step;

@@ -12,21 +12,6 @@ namespace {
 constexpr int32_t kRank = MiniEngine::kRank, kRope = MiniEngine::kRope, kLatent = kRank + kRope;
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-void fill_key(RowId row, int32_t layer, float* out) {
-  cases::fill_uniform(cases::row_key(1, row, static_cast<uint64_t>(layer)), DType::kFloat32, out,
-                      kLatent);
-}
-
-// [T, H, latent]: the nope part, then the rope part of each head.
-std::vector<float> queries(int64_t num_tokens, int32_t num_heads) {
-  std::vector<float> values(num_tokens * num_heads * kLatent);
-  for (int64_t row = 0; row < num_tokens * num_heads; ++row) {
-    cases::fill_uniform(cases::row_key(2, static_cast<uint64_t>(row), 0), DType::kFloat32,
-                        &values[row * kLatent], kLatent);
-  }
-  return values;
-}
-
 }  // namespace
 
 MiniEngine::MiniEngine(const MiniEngineOptions& options)
@@ -56,10 +41,24 @@ Step MiniEngine::step_of(std::vector<Segment> segments) {
   return step;
 }
 
+void MiniEngine::fill_row(RowId row, int32_t layer, float* out) {
+  cases::fill_uniform(cases::row_key(1, row, static_cast<uint64_t>(layer)), DType::kFloat32, out,
+                      kLatent);
+}
+
+std::vector<float> MiniEngine::queries(int64_t num_tokens, int32_t num_heads) {
+  std::vector<float> values(num_tokens * num_heads * kLatent);
+  for (int64_t row = 0; row < num_tokens * num_heads; ++row) {
+    cases::fill_uniform(cases::row_key(2, static_cast<uint64_t>(row), 0), DType::kFloat32,
+                        &values[row * kLatent], kLatent);
+  }
+  return values;
+}
+
 void MiniEngine::write_rows(const LabelPlan& plan, const std::vector<RowId>& ids) {
   std::vector<float> values(ids.size() * kLatent);
   for (int32_t layer = 0; layer < options_.num_layers; ++layer) {
-    for (size_t i = 0; i < ids.size(); ++i) fill_key(ids[i], layer, &values[i * kLatent]);
+    for (size_t i = 0; i < ids.size(); ++i) fill_row(ids[i], layer, &values[i * kLatent]);
     const auto view = contiguous_view(
         values.data(), std::array<int64_t, 2>{static_cast<int64_t>(ids.size()), kLatent},
         options_.device);
@@ -67,16 +66,20 @@ void MiniEngine::write_rows(const LabelPlan& plan, const std::vector<RowId>& ids
   }
 }
 
+std::vector<RowId> MiniEngine::name_new_rows(const LabelPlan& plan) {
+  std::vector<RowId> ids;
+  for (const KvView& view : plan.views) {
+    std::vector<RowId>& rows =
+        written_.emplace_back(StreamName{view.request, view.label}, std::vector<RowId>{}).second;
+    for (int64_t i = 0; i < view.to_compute; ++i) rows.push_back(next_row_++);
+    ids.insert(ids.end(), rows.begin(), rows.end());
+  }
+  return ids;
+}
+
 void MiniEngine::write_new_rows() {
   for (const LabelPlan& plan : runner.results().get<KvPlan>("kv").labels) {
-    std::vector<RowId> ids;
-    for (const KvView& view : plan.views) {
-      std::vector<RowId>& rows =
-          written_.emplace_back(StreamName{view.request, view.label}, std::vector<RowId>{}).second;
-      for (int64_t i = 0; i < view.to_compute; ++i) rows.push_back(next_row_++);
-      ids.insert(ids.end(), rows.begin(), rows.end());
-    }
-    write_rows(plan, ids);
+    write_rows(plan, name_new_rows(plan));
   }
 }
 
@@ -163,15 +166,21 @@ void MiniEngine::expect_attends(std::string_view label, int32_t pass, bool causa
   const int64_t tokens = bucket ? bucket->num_tokens : live_tokens;
   for (int32_t layer = 0; layer < options_.num_layers; ++layer) {
     SCOPED_TRACE("layer " + std::to_string(layer));
-    const Output got = attend(label, pass, layer, tokens);
-    for (size_t r = 0; r < expected.size(); ++r) {
-      SCOPED_TRACE("row " + std::to_string(r));
-      expect_row(got, layer, wanted_qo[r], expected[r], causal);
-    }
-    for (size_t i = live_tokens * options_.num_heads; i < got.lse.size(); ++i) {
-      ASSERT_EQ(got.lse[i], -std::numeric_limits<float>::infinity()) << "padding";
-      for (int32_t c = 0; c < kRank; ++c) ASSERT_EQ(got.out[i * kRank + c], 0.0F) << "padding";
-    }
+    expect_output(attend(label, pass, layer, tokens), layer, causal, expected);
+  }
+}
+
+void MiniEngine::expect_output(const Output& got, int32_t layer, bool causal,
+                               const std::vector<ExpectedRow>& expected) const {
+  int64_t token = 0;
+  for (size_t r = 0; r < expected.size(); ++r) {
+    SCOPED_TRACE("row " + std::to_string(r));
+    expect_row(got, layer, token, expected[r], causal);
+    token += expected[r].num_queries;
+  }
+  for (size_t i = token * options_.num_heads; i < got.lse.size(); ++i) {
+    ASSERT_EQ(got.lse[i], -std::numeric_limits<float>::infinity()) << "padding";
+    for (int32_t c = 0; c < kRank; ++c) ASSERT_EQ(got.out[i * kRank + c], 0.0F) << "padding";
   }
 }
 
@@ -182,7 +191,7 @@ void MiniEngine::expect_row(const Output& got, int32_t layer, int64_t first_toke
   const auto length = static_cast<int32_t>(row.keys.size());
   const int64_t page_size = std::max(length, 1);
   std::vector<float> cache(page_size * kLatent, kNan);
-  for (size_t i = 0; i < row.keys.size(); ++i) fill_key(row.keys[i], layer, &cache[i * kLatent]);
+  for (size_t i = 0; i < row.keys.size(); ++i) fill_row(row.keys[i], layer, &cache[i * kLatent]);
   Geometry geometry = AttentionResource::geometry_of(pool, options_.num_heads);
   geometry.page_size = static_cast<int32_t>(page_size);
   const std::array<int32_t, 2> qo = {0, row.num_queries}, pages = {0, length == 0 ? 0 : 1};

@@ -57,6 +57,11 @@ class MiniEngine {
 
   /// Writes the new rows of every planned label to all layers, each with a RowId of its own.
   void write_new_rows();
+  /// Gives the plan's new rows RowIds, without writing them.
+  std::vector<RowId> name_new_rows(const LabelPlan& plan);
+  static void fill_row(RowId row, int32_t layer, float* out);
+  /// [T, H, rank + rope] queries: always the same for the same token.
+  static std::vector<float> queries(int64_t num_tokens, int32_t num_heads);
   /// Writes these rows instead, to the one label that is planned.
   void write_row_ids(const std::vector<RowId>& ids);
   /// Abandons the runner's step and what was written for it.
@@ -86,6 +91,10 @@ class MiniEngine {
   void expect_attends(std::string_view label, int32_t pass, bool causal,
                       const std::vector<ExpectedRow>& expected,
                       std::optional<Bucket> bucket = std::nullopt);
+
+  /// Compares one layer's output: the rows in turn, then padding, which must be empty.
+  void expect_output(const Output& got, int32_t layer, bool causal,
+                     const std::vector<ExpectedRow>& expected) const;
 
   std::vector<int32_t> qo_indptr(std::string_view label, int32_t pass = 0) const;
   std::vector<int32_t> kv_len(std::string_view label, int32_t pass = 0) const;

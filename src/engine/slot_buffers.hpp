@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "device/staging.hpp"
+#include "mla/kv_step.hpp"
+
+namespace mla::engine {
+
+/// The slots of new rows on a device that queues its work, where captured writes read them: one
+/// buffer for each bucket, slot and label, at an address that stays.
+class SlotBuffers {
+ public:
+  explicit SlotBuffers(Device device);
+
+  /// Whether there is anything to stage: on the CPU the host's arrays are read.
+  bool stages(const SlotLease& lease) const;
+  /// Stages each plan's slots; `out` gets a buffer for each plan, then those of the bucket's other
+  /// labels, whose replayed writes must go nowhere. No plan has more slots than the bucket tokens.
+  void stage(const SlotLease& lease, std::span<const LabelPlan> plans, Stream stream,
+             std::vector<device::StagedBuffer*>& out);
+
+ private:
+  struct Buffer {
+    SlotLease lease;
+    std::string label;
+    device::StagedBuffer staged;
+  };
+  Buffer& find(const SlotLease& lease, std::string_view label);
+
+  device::Runtime& runtime_;
+  std::vector<std::unique_ptr<Buffer>> buffers_;
+};
+
+}  // namespace mla::engine
