@@ -40,18 +40,18 @@ using Vec = hn::Vec<FloatTag>;
 
 // Register tiles, by the number of vector registers.
 struct RegisterTile {
-  static constexpr int kWideVectors = 2;                // vectors of rows in a full panel
-#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_SCALAR  // 16 registers
-  static constexpr int kWideKeys = 6;                   // keys x 2 vectors
-  static constexpr int kNarrowKeys = 12;                // keys x 1 vector
-  static constexpr int kOutVectors = 2;                 // 4 rows x vectors of columns
-#else                                                   // 32 registers
-  static constexpr int kWideKeys = 8;
-  static constexpr int kNarrowKeys = 24;
-  static constexpr int kOutVectors = 4;
+#if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_SCALAR
+  static constexpr int kRegisters = 16;
+#else
+  static constexpr int kRegisters = 32;
 #endif
-  static constexpr int kOutRows = 4;
-  static constexpr int kDotKeys = 4;  // up to 4 rows x keys
+  static constexpr bool kMany = kRegisters == 32;
+  static constexpr int kWideVectors = 2;               // vectors of rows in a full panel
+  static constexpr int kWideKeys = kMany ? 8 : 6;      // scores: keys x 2 vectors of rows,
+  static constexpr int kNarrowKeys = kMany ? 24 : 12;  // or keys x 1 vector
+  static constexpr int kOutVectors = kMany ? 4 : 2;    // out: 4 rows x vectors of columns
+  static constexpr int kDotRows = kMany ? 4 : 2;       // dot products: rows x keys
+  static constexpr int kDotKeys = 4;
 };
 constexpr int32_t kLanes = static_cast<int32_t>(hn::MaxLanes(FloatTag()));
 constexpr int32_t kPanelRows = kLanes * RegisterTile::kWideVectors;
@@ -160,11 +160,14 @@ HWY_INLINE void store_pair(VecPair values, float* to) {
   hn::Store(values.second, FloatTag(), to + kLanes);
 }
 
-// e^x for x <= 0 (or a rounding error above) to 2^-23; 0 below -87, where fp32 has no normal
-// numbers left; exactly 1 at 0; NaN stays NaN.
-HWY_INLINE Vec exp_negative(Vec x) {
+// e^x to 2^-23 for x <= 0 or a rounding error above it (which for scores beyond 2^24 is more than
+// 1; above 64 it is cut, so that even the largest scores give numbers). 0 below -87, where fp32 has
+// no normal numbers left; exactly 1 at 0; NaN stays NaN.
+HWY_INLINE Vec exp_near_zero(Vec x) {
   const FloatTag d;
-  const Vec y = hn::Mul(x, hn::Set(d, 1.44269504F));
+  const Vec limit = hn::Set(d, 92.0F);
+  const Vec scaled = hn::Mul(x, hn::Set(d, 1.44269504F));
+  const Vec y = hn::IfThenElse(hn::Gt(scaled, limit), limit, scaled);
   const Vec n = hn::Round(y);
   const Vec f = hn::Sub(y, n);  // [-0.5, 0.5]; the polynomial is 2^f to 2e-9, exact at 0
   Vec p = hn::MulAdd(hn::Set(d, 1.5353354683611542e-4F), f, hn::Set(d, 1.339887734502554e-3F));
@@ -211,9 +214,19 @@ struct TileRun {
     const int32_t end = (panel + 1) * kPanelRows;
     return (end < tile.num_rows ? end : tile.num_rows) - 1;
   }
-  float* panel_scores(int32_t panel) const {
-    return scores + int64_t{panel} * kPanelRows * layout.block_tokens;
+  // The products of a chunk are summed in one go, then the sums of a third of the chunks; the parts
+  // are added in higher precision (weigh_block). A single sum over 576 columns would be off by
+  // several units in the last place of the score. (Dot products add their parts at once: each is
+  // a sum over the lanes.)
+  int32_t num_parts() const {
+    return layout.num_chunks < kScoreParts ? layout.num_chunks : kScoreParts;
   }
+  int32_t part_of(int32_t chunk) const { return chunk * num_parts() / layout.num_chunks; }
+  float* panel_scores(int32_t panel, int32_t part) const {
+    const int64_t rows = int64_t{part} * num_row_vectors * kLanes + panel * kPanelRows;
+    return scores + rows * layout.block_tokens;
+  }
+  float* panel_weights(int32_t panel) const { return panel_scores(panel, 0); }
   float* panel_queries(int32_t panel, int32_t chunk) const {
     const int64_t rows_before = int64_t{panel} * kPanelRows * layout.num_chunks +
                                 int64_t{chunk} * panel_vectors(panel) * kLanes;
@@ -516,10 +529,12 @@ HWY_INLINE void score_panel(const TileRun<T>& run, Beside<T>& beside, int32_t pa
                             int32_t num_keys, const Chunk& chunk) {
   const float* queries = run.panel_queries(panel, chunk.index);
   const float* keys = run.chunk_keys(chunk.index);
-  float* scores = run.panel_scores(panel);
+  const int32_t part = run.part_of(chunk.index);
+  const bool first = chunk.index == 0 || run.part_of(chunk.index - 1) != part;
+  float* scores = run.panel_scores(panel, part);
   for (int32_t k = 0; k < num_keys; k += kKeys) {
     score_tile<kKeys, kVectors>(keys + k * kChunkColumns, queries, chunk.padded, beside,
-                                scores + k * kVectors * kLanes, chunk.index == 0);
+                                scores + k * kVectors * kLanes, first);
   }
 }
 
@@ -579,11 +594,12 @@ HWY_INLINE void score_by_rows(const TileRun<T>& run, const Sources<T>& block,
 template <int kRows, int kKeys, class T>
 HWY_INLINE void dot_tile(const TileRun<T>& run, int32_t row, int32_t key) {
   const FloatTag d;
+  Vec total[kRows][kKeys];
   Vec acc[kRows][kKeys];
   HWY_UNROLL(4)
   for (int r = 0; r < kRows; ++r) {
     HWY_UNROLL(4)
-    for (int k = 0; k < kKeys; ++k) acc[r][k] = hn::Zero(d);
+    for (int k = 0; k < kKeys; ++k) total[r][k] = acc[r][k] = hn::Zero(d);
   }
   const int64_t query_stride = int64_t{run.layout.num_chunks} * kChunkColumns;
   for (int32_t index = 0; index < run.layout.num_chunks; ++index) {
@@ -601,12 +617,21 @@ HWY_INLINE void dot_tile(const TileRun<T>& run, int32_t row, int32_t key) {
         for (int r = 0; r < kRows; ++r) acc[r][k] = hn::MulAdd(values, query[r], acc[r][k]);
       }
     }
+    if (index + 1 < run.layout.num_chunks && run.part_of(index + 1) == run.part_of(index)) continue;
+    HWY_UNROLL(4)
+    for (int r = 0; r < kRows; ++r) {
+      HWY_UNROLL(4)
+      for (int k = 0; k < kKeys; ++k) {
+        total[r][k] = hn::Add(total[r][k], acc[r][k]);
+        acc[r][k] = hn::Zero(d);
+      }
+    }
   }
   HWY_UNROLL(4)
   for (int r = 0; r < kRows; ++r) {
     HWY_UNROLL(4)
     for (int k = 0; k < kKeys; ++k) {
-      run.scores[(key + k) * kLanes + row + r] = hn::GetLane(hn::SumOfLanes(d, acc[r][k]));
+      run.scores[(key + k) * kLanes + row + r] = hn::GetLane(hn::SumOfLanes(d, total[r][k]));
     }
   }
 }
@@ -624,8 +649,8 @@ HWY_INLINE void score_by_dot(const TileRun<T>& run, const Sources<T>& block,
       for (int32_t i = k; i < k + kKeys && i < next.count; ++i) prefetch_key(next, chunk, i);
     }
     int32_t row = 0;
-    for (; row + 4 <= run.tile.num_rows; row += 4) dot_tile<4, kKeys>(run, row, k);
-    for (; row + 2 <= run.tile.num_rows; row += 2) dot_tile<2, kKeys>(run, row, k);
+    constexpr int kRows = RegisterTile::kDotRows;
+    for (; row + kRows <= run.tile.num_rows; row += kRows) dot_tile<kRows, kKeys>(run, row, k);
     for (; row < run.tile.num_rows; ++row) dot_tile<1, kKeys>(run, row, k);
   }
 }
@@ -639,12 +664,14 @@ HWY_INLINE void weigh_block(const TileRun<T>& run, int32_t panel, int64_t begin,
   const FloatTag d;
   const IntTag ints;
   const int64_t stride = int64_t{run.panel_vectors(panel)} * kLanes;
+  const int32_t num_parts = run.by_dot ? 1 : run.num_parts();
+  const int64_t part = run.panel_scores(panel, 1) - run.panel_scores(panel, 0);
   const Vec scale = hn::Set(d, run.params.sm_scale);
   const int32_t first_row = panel * kPanelRows;
   const bool all_visible =
       run.ends[first_row] >= begin + num_keys;  // rows see more from row to row
   for (int32_t row = first_row; row < first_row + stride; row += kLanes) {
-    float* scores = run.panel_scores(panel) + (row - first_row);
+    float* scores = run.panel_scores(panel, 0) + (row - first_row);
     if (!all_visible) {
       const auto end = hn::Load(ints, run.ends + row);
       for (int32_t k = 0; k < num_keys; ++k) {
@@ -652,11 +679,18 @@ HWY_INLINE void weigh_block(const TileRun<T>& run, int32_t panel, int64_t begin,
         const auto visible = hn::RebindMask(d, hn::Lt(key, end));
         float* at = scores + k * stride;
         hn::Store(hn::IfThenElse(visible, hn::Load(d, at), hn::Set(d, -kInfinity)), d, at);
+        for (int32_t i = 1; i < num_parts; ++i) {
+          hn::Store(hn::IfThenElseZero(visible, hn::Load(d, at + i * part)), d, at + i * part);
+        }
       }
     }
     Vec largest = hn::Set(d, -kInfinity);
     for (int32_t k = 0; k < num_keys; ++k) {
-      largest = hn::Max(hn::Load(d, scores + k * stride), largest);
+      Vec score = hn::Load(d, scores + k * stride);
+      for (int32_t i = 1; i < num_parts; ++i) {
+        score = hn::Add(score, hn::Load(d, scores + k * stride + i * part));
+      }
+      largest = hn::Max(score, largest);
     }
     const Vec old_max = hn::Load(d, run.maximum + row);
     const Vec new_max = hn::Max(hn::Mul(largest, scale), old_max);
@@ -666,11 +700,17 @@ HWY_INLINE void weigh_block(const TileRun<T>& run, int32_t panel, int64_t begin,
     Vec sum = hn::Zero(d);
     for (int32_t k = 0; k < num_keys; ++k) {
       float* at = scores + k * stride;
-      const Vec weight = exp_negative(hn::MulSub(hn::Load(d, at), scale, base));
+      // From the base on, so that what is rounded becomes small: the weight of a score near the
+      // maximum is exact to more than the last place of the score.
+      Vec above = hn::MulSub(hn::Load(d, at), scale, base);
+      for (int32_t i = 1; i < num_parts; ++i) {
+        above = hn::MulAdd(hn::Load(d, at + i * part), scale, above);
+      }
+      const Vec weight = exp_near_zero(above);
       hn::Store(weight, d, at);
       sum = hn::Add(sum, weight);
     }
-    const Vec rescale = exp_negative(hn::Sub(old_max, base));
+    const Vec rescale = exp_near_zero(hn::Sub(old_max, base));
     hn::Store(new_max, d, run.maximum + row);
     hn::Store(rescale, d, run.rescale + row);
     hn::Store(hn::MulAdd(hn::Load(d, run.sum + row), rescale, sum), d, run.sum + row);
@@ -693,7 +733,7 @@ HWY_INLINE void value_tile(const float* HWY_RESTRICT weights, int64_t weight_str
     HWY_UNROLL(4)
     for (int v = 0; v < kVectors; ++v) acc[r][v] = hn::Zero(d);
   }
-  for (int32_t k = 0; k < num_keys; ++k) {
+  const auto add_key = [&]() HWY_ATTR {
     Vec value[kVectors];
     HWY_UNROLL(4)
     for (int v = 0; v < kVectors; ++v) value[v] = hn::Load(d, values + v * kLanes);
@@ -705,7 +745,15 @@ HWY_INLINE void value_tile(const float* HWY_RESTRICT weights, int64_t weight_str
     }
     values += kChunkColumns;
     weights += weight_stride;
+  };
+  int32_t k = 0;
+  for (; k + 4 <= num_keys; k += 4) {
+    add_key();
+    add_key();
+    add_key();
+    add_key();
   }
+  for (; k < num_keys; ++k) add_key();
   HWY_UNROLL(4)
   for (int r = 0; r < kRows; ++r) {
     const Vec factor = hn::Set(d, rescale[r]);
@@ -730,7 +778,7 @@ HWY_INLINE void accumulate_stripe(const TileRun<T>& run, int32_t panel, int64_t 
     const int32_t rows = left >= 4 ? 4 : (left >= 2 ? 2 : 1);
     const int64_t seen = run.ends[row + rows - 1] - begin;
     const auto num_keys = static_cast<int32_t>(seen < count ? seen : count);
-    const float* weights = run.panel_scores(panel) + (row - first_row);
+    const float* weights = run.panel_weights(panel) + (row - first_row);
     const float* rescale = run.rescale + row;
     float* to = out + row * out_stride;
     if (num_keys <= 0) {
@@ -782,7 +830,7 @@ HWY_INLINE void fold(const TileRun<T>& run, bool first) {
     } else {
       const auto seen = hn::Ne(maximum, hn::Set(d, -kInfinity));
       const Vec base = hn::IfThenElseZero(seen, maximum);
-      const Vec rescale = exp_negative(hn::Sub(hn::Load(d, run.total_max + row), base));
+      const Vec rescale = exp_near_zero(hn::Sub(hn::Load(d, run.total_max + row), base));
       const Vec total = hn::Load(d, run.total_sum + row);
       hn::Store(rescale, d, run.rescale + row);
       hn::Store(hn::MulAdd(total, rescale, sum), d, run.total_sum + row);

@@ -39,7 +39,7 @@ TileLayout lay_out(const Geometry& geometry, int32_t lanes, TileShape shape) {
   };
   layout.queries_at = book(rows * width, sizeof(float));
   layout.keys_at = book(shape.tokens * width, sizeof(float));
-  layout.scores_at = book(int64_t{shape.tokens} * row_lanes, sizeof(float));
+  layout.scores_at = book(int64_t{shape.tokens} * row_lanes * kScoreParts, sizeof(float));
   layout.out_at = book(int64_t{shape.rows} * layout.out_stride, sizeof(float));
   layout.total_at = book(int64_t{shape.rows} * layout.out_stride, sizeof(float));
   layout.rows_at = book(int64_t{row_lanes} * kRowVectors, sizeof(float));

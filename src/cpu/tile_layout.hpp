@@ -16,6 +16,9 @@ inline constexpr size_t kMaxWorkerBytes = size_t{2} << 20;
 /// constant stride apart, so that the inner loops compute no addresses.
 inline constexpr int32_t kChunkColumns = 64;
 
+/// Parts that the sum over the columns of a score is kept in.
+inline constexpr int32_t kScoreParts = 3;
+
 /// The shapes of the SIMD kernel for one geometry and vector width, and where each buffer lies in
 /// the worker's memory. The only place that knows them: cost model, memory query and kernel ask it.
 struct TileLayout {
@@ -27,7 +30,7 @@ struct TileLayout {
   // Byte offsets of the buffers.
   size_t queries_at = 0;  ///< fp32 queries, [panel][chunk][column][row] or [row][chunk][column]
   size_t keys_at = 0;     ///< [chunk][key][column], one block widened
-  size_t scores_at = 0;   ///< [panel][key][row]: scores, then weights of the block
+  size_t scores_at = 0;   ///< [part][panel][key][row]; part 0 becomes the weights
   size_t out_at = 0;      ///< [tile_rows][out_stride], sums of weight x value since the last fold
   size_t total_at = 0;    ///< the same, of all folds
   size_t rows_at = 0;     ///< kRowVectors fp32 or int32 numbers a row
