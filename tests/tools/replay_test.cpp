@@ -1,6 +1,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
@@ -173,6 +174,28 @@ TEST_F(ReplayTools, TableGoesToStandardOutputAndPlainProgressLinesToStandardErro
   EXPECT_THAT(replay(kShared, {"--quiet"}).err, IsEmpty());
 }
 
+TEST_F(ReplayTools, ProgressBarIsDrawnOnATerminal) {
+  const std::string trace = folder_.write("trace.jsonl", kShared);
+  Arguments arguments = {"replay", trace, "--token-budget", "100"};
+  arguments.insert(arguments.end(), kSmall.begin(), kSmall.end());
+  const ToolResult result = run_tool_on_terminal(arguments);
+  EXPECT_EQ(result.status, 0) << result.out;
+  EXPECT_THAT(result.out, HasSubstr("\r[#"));
+  EXPECT_THAT(result.out, HasSubstr("\r\x1b[Krequests finished")) << "the table takes its place";
+}
+
+TEST_F(ReplayTools, InterruptEndsTheStepAndWritesNoResult) {
+  std::string many;
+  for (int i = 0; i < 400; ++i) many += line(400, 300, std::to_string(i));
+  const ToolResult result = interrupt_tool(
+      {"replay", folder_.write("trace.jsonl", many), "--json", folder_.path("out.json")}, "10 %");
+  EXPECT_EQ(result.status, 130) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("of 400"));
+  EXPECT_THAT(result.out, HasSubstr("pages leaked           0"));
+  EXPECT_THAT(result.err, HasSubstr("interrupted"));
+  EXPECT_THAT(folder_.names(), ElementsAre("trace.jsonl"));
+}
+
 TEST_F(ReplayTools, JsonFileHoldsTheResultAndNothingElseIsLeft) {
   const ToolResult result = replay(kShared, {"--json", folder_.path("out.json")});
   EXPECT_EQ(result.status, 0) << result.err;
@@ -223,6 +246,33 @@ TEST_F(ReplayTools, PoolTooSmallForOneRequestIsRefusedWithWhatItNeeds) {
   EXPECT_THAT(result.out, IsEmpty());
   EXPECT_THAT(result.err, HasSubstr("request 1 of the trace needs 76 pages of 16"));
   EXPECT_THAT(result.err, HasSubstr("--pages 76"));
+}
+
+// The public trace is no part of the repository; where a copy lies beside it, it is served too.
+TEST_F(ReplayTools, PublicTraceIsServedWhereItIsAtHand) {
+  const std::string trace =
+      std::string(MLA_SOURCE_DIR) + "/../shared/traces/mooncake_conversation_1500.jsonl";
+  if (!std::filesystem::exists(trace)) GTEST_SKIP() << "no file " << trace;
+  const ToolResult result =
+      run_tool({"replay", trace, "--requests", "60", "--length-scale", "0.015625", "--layers", "1",
+                "--page-size", "8", "--pages", "700", "--no-limits", "--json"});
+  ASSERT_EQ(result.status, 0) << result.err;
+  const json report = json::parse(result.out);
+  EXPECT_EQ(report.at("requests_finished"), 60);
+  EXPECT_GT(report.at("prefix_hit_tokens"), 0);
+  EXPECT_LE(report.at("peak_pages"), 700);
+}
+
+TEST_F(ReplayTools, MoreMemoryThanThereIsIsRefusedWithWhatIsNeeded) {
+  const std::string trace = folder_.write("trace.jsonl", line(20, 1, "1"));
+  for (const Arguments& huge : {Arguments{"--pages", "2000000000"},
+                                Arguments{"--token-budget", "1048576", "--heads", "1024"}}) {
+    Arguments arguments = {"replay", trace};
+    arguments.insert(arguments.end(), huge.begin(), huge.end());
+    const ToolResult result = run_tool(arguments);
+    EXPECT_EQ(result.status, 2);
+    EXPECT_THAT(result.err, HasSubstr("MiB of memory are available"));
+  }
 }
 
 TEST_F(ReplayTools, WrongArgumentsAreRefused) {

@@ -1,5 +1,7 @@
 #include "tools/tool.hpp"
 
+#include <pty.h>
+#include <signal.h>
 #include <stdlib.h>  // mkdtemp
 #include <sys/wait.h>
 #include <unistd.h>
@@ -20,29 +22,69 @@ void redirect_to(const std::string& path, int descriptor) {
   }
 }
 
-}  // namespace
+[[noreturn]] void become_tool(std::vector<std::string> arguments) {
+  std::string program = MLA_TOOL_PATH;
+  std::vector<char*> argv{program.data()};
+  for (std::string& argument : arguments) argv.push_back(argument.data());
+  argv.push_back(nullptr);
+  execv(program.c_str(), argv.data());
+  _exit(127);
+}
 
-ToolResult run_tool(const std::vector<std::string>& arguments) {
+int status_of(pid_t child) {
+  int state = 0;
+  waitpid(child, &state, 0);
+  return WIFEXITED(state) ? WEXITSTATUS(state) : -1;
+}
+
+// Runs the tool into two files; `meanwhile` is called with its process id and the file of its
+// standard error.
+template <class Meanwhile>
+ToolResult run_into_files(const std::vector<std::string>& arguments, const Meanwhile& meanwhile) {
   const ScratchFolder folder;
   const std::string out = folder.path("out");
   const std::string err = folder.path("err");
-  std::string program = MLA_TOOL_PATH;
-  std::vector<std::string> copies = arguments;
-  std::vector<char*> argv{program.data()};
-  for (std::string& argument : copies) argv.push_back(argument.data());
-  argv.push_back(nullptr);
-
   const pid_t child = fork();
   if (child < 0) throw std::runtime_error("fork failed");
   if (child == 0) {
     redirect_to(out, STDOUT_FILENO);
     redirect_to(err, STDERR_FILENO);
-    execv(program.c_str(), argv.data());
-    _exit(127);
+    become_tool(arguments);
   }
-  int state = 0;
-  waitpid(child, &state, 0);
-  return {WIFEXITED(state) ? WEXITSTATUS(state) : -1, read_file(out), read_file(err)};
+  meanwhile(child, err);
+  const int status = status_of(child);
+  return {status, read_file(out), read_file(err)};
+}
+
+}  // namespace
+
+ToolResult run_tool(const std::vector<std::string>& arguments) {
+  return run_into_files(arguments, [](pid_t, const std::string&) {});
+}
+
+ToolResult interrupt_tool(const std::vector<std::string>& arguments, const std::string& text) {
+  return run_into_files(arguments, [&text](pid_t child, const std::string& err) {
+    for (int i = 0; i < 6000 && read_file(err).find(text) == std::string::npos; ++i) {
+      usleep(10'000);
+    }
+    kill(child, SIGINT);
+  });
+}
+
+ToolResult run_tool_on_terminal(const std::vector<std::string>& arguments) {
+  int terminal = -1;
+  const pid_t child = forkpty(&terminal, nullptr, nullptr, nullptr);
+  if (child < 0) throw std::runtime_error("forkpty failed");
+  if (child == 0) become_tool(arguments);
+  ToolResult result;
+  char buffer[4096];
+  // The read fails once the other side is closed.
+  for (ssize_t count = 0; (count = read(terminal, buffer, sizeof buffer)) > 0;) {
+    result.out.append(buffer, static_cast<size_t>(count));
+  }
+  close(terminal);
+  result.status = status_of(child);
+  return result;
 }
 
 ScratchFolder::ScratchFolder() {

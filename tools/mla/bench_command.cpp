@@ -142,6 +142,7 @@ std::vector<std::shared_ptr<Executor>> executors_of(const BenchOptions& options)
   std::ranges::sort(counts);
   counts.erase(std::unique(counts.begin(), counts.end()), counts.end());
   std::vector<std::shared_ptr<Executor>> executors;
+  executors.reserve(counts.size());
   for (const int count : counts) executors.push_back(std::make_shared<Executor>(count));
   return executors;
 }

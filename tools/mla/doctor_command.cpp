@@ -11,6 +11,7 @@
 
 #include "cases/check.hpp"
 #include "mla/command.hpp"
+#include "mla/error.hpp"
 #include "mla/machine.hpp"
 #include "mla/output.hpp"
 #include "mla/supports.hpp"
@@ -96,12 +97,18 @@ KernelReport report_on(const KernelVerdict& verdict) {
   for (cases::AttentionCase& attention_case : self_check_cases()) {
     attention_case.kernel = verdict.kernel;
     if (!supports(attention_case.geometry, {}, {}, verdict.kernel)) continue;
-    const cases::CheckReport check =
-        cases::check_case(attention_case, {.max_rows = kRowsCheckedOfACase});
-    report.checked_rows += check.checked_rows;
-    report.max_abs_error = std::max(report.max_abs_error, check.max_abs_error);
-    report.worst_share = std::max(report.worst_share, check.worst_share);
-    if (!check && report.fault.empty()) report.fault = attention_case.name + ": " + check.fault;
+    std::string fault;
+    try {
+      const cases::CheckReport check =
+          cases::check_case(attention_case, {.max_rows = kRowsCheckedOfACase});
+      report.checked_rows += check.checked_rows;
+      report.max_abs_error = std::max(report.max_abs_error, check.max_abs_error);
+      report.worst_share = std::max(report.worst_share, check.worst_share);
+      fault = check.fault;
+    } catch (const Error& error) {  // what supports() accepts must run
+      fault = error.what();
+    }
+    if (!fault.empty() && report.fault.empty()) report.fault = attention_case.name + ": " + fault;
   }
   return report;
 }

@@ -1,6 +1,7 @@
 #include "mla/progress.hpp"
 
 #include <fmt/core.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,8 +13,14 @@
 namespace mla::cli {
 namespace {
 
-constexpr int kBarCells = 30;
+constexpr int kBarCells = 20;
 constexpr double kBarEverySeconds = 0.1;
+
+size_t terminal_columns() {
+  winsize size{};
+  constexpr size_t kUsual = 80;
+  return ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0 ? size.ws_col : kUsual;
+}
 
 }  // namespace
 
@@ -43,7 +50,10 @@ void Progress::draw_bar(double share, const std::string& text) {
   if (now_s() < next_bar_s_) return;
   next_bar_s_ = now_s() + kBarEverySeconds;
   const int full = static_cast<int>(share * kBarCells);
-  fmt::print(stderr, "\r[{:#<{}}{:.<{}}] {}\x1b[K", "", full, "", kBarCells - full, text);
+  std::string line = fmt::format("[{:#<{}}{:.<{}}] {}", "", full, "", kBarCells - full, text);
+  // A line that wraps could not be drawn over.
+  line.resize(std::min(line.size(), terminal_columns() - 1));
+  fmt::print(stderr, "\r{}\x1b[K", line);
   std::fflush(stderr);
   bar_is_drawn_ = true;
 }

@@ -2,7 +2,6 @@
 
 #include <CLI/CLI.hpp>
 #include <csignal>
-#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -78,8 +77,12 @@ std::string refuse_scale(const std::string& text) {
   return is_number && scale >= 1e-6 && scale <= 64 ? "" : text + " is not in [1e-6, 64]";
 }
 
-const std::map<std::string, DType> kDTypes = {
-    {"bf16", DType::kBFloat16}, {"fp16", DType::kFloat16}, {"fp32", DType::kFloat32}};
+DType dtype_named(const std::string& name) {
+  for (const DType dtype : {DType::kFloat16, DType::kFloat32}) {
+    if (name == name_of(dtype)) return dtype;
+  }
+  return DType::kBFloat16;
+}
 
 void add_options(CLI::App& command, ReplayOptions& options) {
   const auto integer = [&command](const char* name, auto& value, int64_t least, int64_t most,
@@ -106,8 +109,11 @@ void add_options(CLI::App& command, ReplayOptions& options) {
       ->capture_default_str();
   integer("--max-running", options.max_running, 1, kMaxRows, "most requests at work")
       ->capture_default_str();
-  command.add_option("--dtype", options.dtype, "of queries, cache and outputs (bf16)")
-      ->transform(CLI::CheckedTransformer(kDTypes));
+  command
+      .add_option_function<std::string>(
+          "--dtype", [&options](const std::string& name) { options.dtype = dtype_named(name); },
+          "of queries, cache and outputs (bf16)")
+      ->check(CLI::IsMember({"bf16", "fp16", "fp32"}));
   integer("--threads", options.num_threads, 1, 1024, "threads (all processors)");
   integer("--check", options.checks_per_step, 0, 1 << 20,
           "rows of a step checked against the reference")

@@ -30,15 +30,17 @@ PoolConfig pool_config(const ReplayOptions& options) {
   return config;
 }
 
-void check_pool_fits(const ReplayOptions& options) {
-  const size_t needed = LatentPool::bytes(pool_config(options));
+void check_memory(const ReplayOptions& options) {
+  const size_t pool = LatentPool::bytes(pool_config(options));
+  const auto buffers = static_cast<size_t>(StepExecutor::buffer_bytes(options));
   const int64_t available = describe_machine().available_bytes;
-  if (available > 0 && needed > static_cast<size_t>(available)) {
-    throw UsageError(fmt::format(
-        "the pool of {} layers x {} pages of {} tokens takes {} MiB, and {} MiB of memory are "
-        "available: give fewer --pages or --layers",
-        options.num_layers, pool_pages(options), options.page_size, needed >> 20, available >> 20));
-  }
+  if (available == 0 || pool + buffers <= static_cast<size_t>(available)) return;
+  throw UsageError(fmt::format(
+      "the pool of {} layers x {} pages of {} tokens takes {} MiB, the tensors of a step of {} "
+      "tokens {} MiB, and {} MiB of memory are available: give fewer --pages, --layers, --heads or "
+      "a smaller --token-budget",
+      options.num_layers, pool_pages(options), options.page_size, pool >> 20, options.token_budget,
+      buffers >> 20, available >> 20));
 }
 
 void check_requests_fit(const ReplayOptions& options, const std::vector<Request>& requests) {
@@ -56,7 +58,7 @@ void check_requests_fit(const ReplayOptions& options, const std::vector<Request>
 // Checks before any memory is taken.
 const ReplayOptions& checked(const ReplayOptions& options, const std::vector<Request>& requests) {
   check_requests_fit(options, requests);
-  check_pool_fits(options);
+  check_memory(options);
   return options;
 }
 
@@ -178,6 +180,7 @@ void Server::account(const std::vector<StepItem>& items) {
 }
 
 void Server::finish() {
+  for (const int64_t request : scheduler_.running()) kv_.remove(static_cast<RequestId>(request));
   kv_.drop_prefixes();
   stats_.pages_leaked = kv_.num_pages() - kv_.check().free;
   stats_.wall_s = now_s() - begin_s_;

@@ -25,7 +25,8 @@ class Server {
   bool done() const { return scheduler_.done(); }
   /// One step; or, where the arrival times are obeyed and nothing is at work, a short sleep.
   void step();
-  /// Drops the prefix index and counts what was not given back. No step may follow.
+  /// Lets go of the requests at work (there are some after an interrupt) and of the prefix index,
+  /// and counts the pages that are not free then. No step may follow.
   void finish();
 
   const ReplayStats& stats() const { return stats_; }

@@ -78,6 +78,14 @@ StepExecutor::StepExecutor(const ReplayOptions& options, const std::vector<Reque
   lse_.resize(budget * heads);
 }
 
+int64_t StepExecutor::buffer_bytes(const ReplayOptions& options) {
+  const int64_t width = int64_t{options.kv_lora_rank} + options.qk_rope_head_dim;
+  const int64_t of_a_head = (width + options.kv_lora_rank) * size_of(options.dtype);
+  const int64_t of_a_token =
+      width * size_of(options.dtype) + options.num_heads * (of_a_head + int64_t{sizeof(float)});
+  return options.token_budget * of_a_token;
+}
+
 double StepExecutor::run(const std::vector<StepItem>& items, ReplayStats& stats) {
   lay_out_tokens(items);
   checker_.choose(items);

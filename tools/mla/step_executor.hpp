@@ -25,6 +25,9 @@ class StepExecutor {
   StepExecutor(const ReplayOptions& options, const std::vector<Request>& requests, LatentPool& pool,
                KvResource& kv);
 
+  /// Host memory of the tensors of the largest step.
+  static int64_t buffer_bytes(const ReplayOptions& options);
+
   /// Adds to the times, the work done and the results of checks. Returns the seconds that the step
   /// took, without drawing rows and checking.
   double run(const std::vector<StepItem>& items, ReplayStats& stats);
