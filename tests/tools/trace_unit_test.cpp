@@ -53,6 +53,7 @@ TEST(TraceUnit, StopsAfterMaxRequestsWithoutLookingFurther) {
 TEST(TraceUnit, RefusalNamesTheLine) {
   EXPECT_THAT(refusal_of(kGood + "\n\n{\"timestamp\": 0,,}\n"), HasSubstr("t.jsonl:3: not JSON"));
   EXPECT_THAT(refusal_of(kGood + "\n" + kGood.substr(0, 40)), HasSubstr("t.jsonl:2: not JSON"));
+  EXPECT_THAT(refusal_of(R"({"timestamp": 1e400})"), HasSubstr("t.jsonl:1: a number in it"));
   EXPECT_THAT(refusal_of("[1, 2]"), HasSubstr("t.jsonl:1: request: expected an object"));
 }
 

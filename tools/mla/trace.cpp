@@ -90,6 +90,8 @@ TraceRequest parse_line(const std::string& text, const Line& line) {
     object = json::parse(text);
   } catch (const json::parse_error& error) {
     line.refuse(fmt::format("not JSON from column {} on", error.byte));
+  } catch (const json::out_of_range&) {
+    line.refuse("a number in it is too large");
   }
   if (!object.is_object()) line.refuse("request", "an object", shown(object));
   TraceRequest request;
