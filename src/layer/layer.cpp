@@ -21,6 +21,7 @@ constexpr const char* kCreate = "Layer";
 constexpr const char* kProject = "Layer::project";
 constexpr const char* kOutput = "Layer::output";
 constexpr const char* kForward = "Layer::forward";
+constexpr int64_t kMostBytes = int64_t{1} << 61;  // that one tensor may span
 
 [[noreturn]] void refuse(const char* where, const std::string& what, const std::string& expected,
                          const std::string& got) {
@@ -54,6 +55,11 @@ void check_rows(const char* where, const char* what, const TensorView<T, Rank>& 
     if (shape[d] > 1 && tensor.stride[d] < shape[Rank - 1]) {
       refuse(where, name + ".stride[" + std::to_string(d) + "]",
              "at least " + std::to_string(shape[Rank - 1]) + ", the row's width",
+             std::to_string(tensor.stride[d]));
+    }
+    int64_t bytes = 0;  // of the dimension; three of them then stay below 2^63
+    if (__builtin_mul_overflow(shape[d] * 4, tensor.stride[d], &bytes) || bytes > kMostBytes) {
+      refuse(where, name + ".stride[" + std::to_string(d) + "]", "a tensor within 2^61 bytes",
              std::to_string(tensor.stride[d]));
     }
   }

@@ -1,8 +1,8 @@
 #include "mla/layer_config.hpp"
 
-#include <array>
+#include <algorithm>
 #include <cmath>
-#include <initializer_list>
+#include <span>
 
 #include "layer/json.hpp"
 #include "layer/rope.hpp"
@@ -37,6 +37,14 @@ constexpr const char* kUnsupported[] = {
     "qk_layernorm",   "attention_sinks", "llama_4_scaling",        "attention_chunk_size",
 };
 
+// All keys that RoPE's parameters may have; another one would ask for something that is not done.
+constexpr std::string_view kRopeKeys[] = {"rope_type",        "type",
+                                          "rope_theta",       "factor",
+                                          "beta_fast",        "beta_slow",
+                                          "mscale",           "mscale_all_dim",
+                                          "attention_factor", "original_max_position_embeddings",
+                                          "truncate",         "partial_rotary_factor"};
+
 [[noreturn]] void refuse(const std::string& key, const std::string& expected,
                          const std::string& got) {
   throw_invalid({.what = key, .where = kWhere, .expected = expected, .got = got});
@@ -54,6 +62,13 @@ class Reader {
     return found == object_.end() || found->is_null() ? nullptr : &*found;
   }
   std::string name(const char* key) const { return prefix_ + key; }
+
+  void refuse_keys_beside(std::span<const std::string_view> known) const {
+    for (const auto& [key, value] : object_.items()) {
+      if (value.is_null() || std::ranges::find(known, key) != known.end()) continue;
+      refuse(prefix_ + key, "no such key", layer::shown(value));
+    }
+  }
 
   int32_t whole(const char* key, int64_t low, int64_t high,
                 std::optional<int32_t> absent = {}) const {
@@ -153,6 +168,11 @@ YarnConfig read_yarn(const Reader& rope, const Reader& model) {
   return yarn;
 }
 
+void refuse_partial_rotation(const Reader& reader) {
+  const double part = reader.number("partial_rotary_factor", 0).value_or(1);
+  if (part != 1) refuse(reader.name("partial_rotary_factor"), "1", std::to_string(part));
+}
+
 void read_rope_type(const Reader& rope, const Reader& model, RopeConfig& config) {
   const auto old_name = rope.text("type");
   const auto new_name = rope.text("rope_type");
@@ -160,10 +180,7 @@ void read_rope_type(const Reader& rope, const Reader& model, RopeConfig& config)
   if (old_name && new_name && *old_name != *new_name) {
     refuse(rope.name("type"), *new_name + " = rope_type", *old_name);
   }
-  if (rope.number("partial_rotary_factor", 0).value_or(1) != 1) {
-    refuse(rope.name("partial_rotary_factor"), "1",
-           layer::shown(*rope.find("partial_rotary_factor")));
-  }
+  refuse_partial_rotation(rope);
   if (type == "yarn") {
     config.yarn = read_yarn(rope, model);
   } else if (type != "default") {
@@ -187,10 +204,15 @@ RopeConfig read_rope(const Reader& model, const ModelType& type, int32_t width) 
   }
   config.layout = interleaved ? RopeLayout::kInterleaved : RopeLayout::kHalf;
   config.theta = model.number("rope_theta", 0).value_or(type.rope_theta);
+  refuse_partial_rotation(model);
   const bool is_new = model.find("rope_parameters") != nullptr;
   const char* key = is_new ? "rope_parameters" : "rope_scaling";
+  if (is_new && model.find("rope_scaling") != nullptr) {
+    refuse("rope_scaling", "none beside rope_parameters", "both");
+  }
   if (const Json* object = model.find(key)) {
     const Reader rope(*object, std::string(key) + ".");
+    rope.refuse_keys_beside(kRopeKeys);
     config.theta = rope.number("rope_theta", 0).value_or(config.theta);
     read_rope_type(rope, model, config);
   }

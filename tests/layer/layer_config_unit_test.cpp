@@ -37,6 +37,7 @@ std::string refused_key(const Json& json) {
 
 Json with(const char* key, const Json& value) {
   Json json = deepseek_v3();
+  if (std::string_view(key) == "rope_parameters") json.erase("rope_scaling");
   json[key] = value;
   return json;
 }
@@ -72,6 +73,12 @@ TEST(LayerConfigUnit, NewRopeKeysMeanTheSameAsOldOnes) {
   const LayerConfig config = parse(json);
   EXPECT_EQ(config.sm_scale, parse(deepseek_v3()).sm_scale);
   EXPECT_EQ(rope_frequencies(config.rope, 64), rope_frequencies(parse(deepseek_v3()).rope, 64));
+}
+
+TEST(LayerConfigUnit, BothSpellingsOfRopeAtOnceAreRefused) {
+  Json json = deepseek_v3();
+  json["rope_parameters"] = {{"rope_type", "default"}};
+  EXPECT_EQ(refused_key(json), "rope_scaling");
 }
 
 TEST(LayerConfigUnit, MissingOrNullQLoraRankMeansOneFullProjection) {
@@ -130,6 +137,12 @@ TEST(LayerConfigUnit, WhatTheLayerDoesNotDoIsRefusedByName) {
             "rope_parameters.rope_type");
   EXPECT_EQ(refused_key(with("rope_parameters", {{"partial_rotary_factor", 0.5}})),
             "rope_parameters.partial_rotary_factor");
+  EXPECT_EQ(refused_key(with("partial_rotary_factor", 0.5)), "partial_rotary_factor");
+  EXPECT_EQ(refused_key(with("rope_scaling", {{"type", "default"}, {"long_factor", 2}})),
+            "rope_scaling.long_factor");
+  // Parameters for each kind of layer, which some models have.
+  EXPECT_EQ(refused_key(with("rope_parameters", {{"full_attention", {{"rope_type", "yarn"}}}})),
+            "rope_parameters.full_attention");
   EXPECT_EQ(refused_key(with("attention_bias", false)), "accepted");
   EXPECT_EQ(refused_key(with("sliding_window", nullptr)), "accepted");
 }

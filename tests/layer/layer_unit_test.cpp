@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <numeric>
+#include <thread>
 
 #include "cases/layer_case.hpp"
 #include "mla/error.hpp"
@@ -98,6 +99,24 @@ TEST_F(LayerUnit, SameStepGivesTheSameBits) {
   layer_.forward(step(first), workspace_);
   layer_.forward(step(second), workspace_);
   EXPECT_EQ(first, second);
+}
+
+TEST_F(LayerUnit, CallsOnTwoThreadsDoNotMix) {
+  const LayerActivations alone = layer_.project(hidden(), positions_, workspace_);
+  const auto count = static_cast<size_t>(tokens_ * layer_.num_heads() * file_.config.kv_lora_rank);
+  const auto* queries = static_cast<const float*>(alone.q_nope.data);
+  const std::vector<float> wanted(queries, queries + count);
+  const auto project_often = [&] {
+    LayerWorkspace workspace(file_.config, options_, tokens_);
+    for (int i = 0; i < 20; ++i) {
+      const LayerActivations a = layer_.project(hidden(), positions_, workspace);
+      EXPECT_TRUE(
+          std::equal(wanted.begin(), wanted.end(), static_cast<const float*>(a.q_nope.data)));
+    }
+  };
+  std::thread other(project_often);
+  project_often();
+  other.join();
 }
 
 TEST_F(LayerUnit, HiddenAndOutputMayBeSlicesOfLargerRows) {
@@ -199,6 +218,9 @@ TEST_F(LayerUnit, WrongStepsAreRefusedByNameBeforeTheCacheIsWritten) {
   EXPECT_EQ(refused(wrong), "hidden.stride[1]");
   wrong = step(out);
   wrong.out.stride[0] = 1;
+  EXPECT_EQ(refused(wrong), "out.stride[0]");
+  wrong = step(out);
+  wrong.out.stride[0] = int64_t{1} << 61;
   EXPECT_EQ(refused(wrong), "out.stride[0]");
   wrong = step(out);
   wrong.out.device.kind = DeviceKind::kCuda;
