@@ -21,7 +21,7 @@ namespace {
 // Trials of one schedule: at most so many, which deal so many tiles in all. A worker, with the cut
 // that it may end with, costs as much as two tiles.
 constexpr int64_t kMostTrials = 8;
-constexpr int64_t kTrialWork = 800;
+constexpr int64_t kTrialWork = 700;
 
 /// What a trial learns.
 class TrialSink {
