@@ -147,13 +147,17 @@ void fill_kv_len(const Batch& batch, int32_t page_size, std::vector<int32_t>& kv
 void check_pages(const Batch& batch, const AttentionConfig& config,
                  std::span<const int32_t> kv_len) {
   const int64_t page_size = config.geometry.page_size;
+  const auto last_page = static_cast<uint32_t>(config.num_pages - 1);
   for (size_t row = 0; row < kv_len.size(); ++row) {
     const auto begin = static_cast<size_t>(batch.kv_indptr[row]);
     const auto count = static_cast<size_t>((kv_len[row] + page_size - 1) / page_size);
     const auto ids = batch.kv_indices.subspan(begin, count);
-    uint32_t largest = 0;  // a negative id is large as unsigned; this loop vectorises
-    for (const int32_t id : ids) largest = std::max(largest, static_cast<uint32_t>(id));
-    if (ids.empty() || largest < static_cast<uint64_t>(config.num_pages)) continue;
+    // The sign bit of id or of last - id is set for an id outside; every vector unit can do this.
+    uint32_t signs = 0;
+    for (const int32_t id : ids) {
+      signs |= static_cast<uint32_t>(id) | (last_page - static_cast<uint32_t>(id));
+    }
+    if (signs >> 31 == 0) continue;
     for (size_t i = 0; i < count; ++i) {
       if (ids[i] >= 0 && ids[i] < config.num_pages) continue;
       throw_invalid({.what = "kv_indices[" + std::to_string(begin + i) + "]",
