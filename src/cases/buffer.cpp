@@ -19,6 +19,18 @@ constexpr int kGuardByte = 0xa5;
 
 size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
 
+float value_of(Poison poison) {
+  switch (poison) {
+    case Poison::kNan:
+      return std::numeric_limits<float>::quiet_NaN();
+    case Poison::kInf:
+      return std::numeric_limits<float>::infinity();
+    case Poison::kNone:
+      break;
+  }
+  return 0;
+}
+
 template <class T>
 void fill_with(T value, void* out, int64_t count) {
   std::fill_n(static_cast<T*>(out), count, value);
@@ -86,9 +98,7 @@ uint64_t Buffer::fingerprint() const {
 
 void fill_poison(Poison poison, DType dtype, void* out, int64_t count) {
   if (count <= 0) return;
-  constexpr float kInfinity = std::numeric_limits<float>::infinity();
-  constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-  const float value = poison == Poison::kNone ? 0.0F : poison == Poison::kNan ? kNan : kInfinity;
+  const float value = value_of(poison);
   switch (dtype) {
     case DType::kBFloat16:
       return fill_with(BFloat16(value), out, count);

@@ -133,9 +133,9 @@ std::vector<int32_t> integers(const Json& value, const std::string& name, int64_
 }
 
 const Choices<DType>& dtypes() {
-  static const Choices<DType> kDtypes = {
+  static const Choices<DType> choices = {
       {"fp32", DType::kFloat32}, {"bf16", DType::kBFloat16}, {"fp16", DType::kFloat16}};
-  return kDtypes;
+  return choices;
 }
 
 Geometry read_geometry(const Json& value) {
