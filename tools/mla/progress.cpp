@@ -47,7 +47,7 @@ void Progress::show(int64_t done, const std::string& note) {
 }
 
 void Progress::draw_bar(double share, const std::string& text) {
-  if (now_s() < next_bar_s_) return;
+  if (share < 1 && now_s() < next_bar_s_) return;  // the end is always shown
   next_bar_s_ = now_s() + kBarEverySeconds;
   const int full = static_cast<int>(share * kBarCells);
   std::string line = fmt::format("[{:#<{}}{:.<{}}] {}", "", full, "", kBarCells - full, text);
