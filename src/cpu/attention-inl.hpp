@@ -19,6 +19,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <type_traits>
 
 #include "core/attention_impl.hpp"
 #include "cpu/rows.hpp"
@@ -94,12 +95,22 @@ HWY_INLINE void narrow(VecPair values, T* to) {
 }
 HWY_INLINE void restore_order(VecPair values, const BFloat16*, float* to) { narrow(values, to); }
 #else
-HWY_INLINE VecPair widen(const BFloat16* from) {
-  const hn::Repartition<uint16_t, FloatTag> halves;
+HWY_INLINE VecPair split_words(hn::Vec<hn::Repartition<uint16_t, FloatTag> > halves) {
   const WordTag words;
-  const auto both = hn::BitCast(words, hn::LoadU(halves, reinterpret_cast<const uint16_t*>(from)));
+  const auto both = hn::BitCast(words, halves);
   return {hn::BitCast(FloatTag(), hn::ShiftLeft<16>(both)),
           hn::BitCast(FloatTag(), hn::And(both, hn::Set(words, 0xffff0000U)))};
+}
+HWY_INLINE VecPair widen(const BFloat16* from) {
+  const hn::Repartition<uint16_t, FloatTag> halves;
+  return split_words(hn::LoadU(halves, reinterpret_cast<const uint16_t*>(from)));
+}
+// Half a pair, then zeros.
+HWY_INLINE VecPair widen_half(const BFloat16* from) {
+  const hn::Repartition<uint16_t, FloatTag> halves;
+  const hn::Half<decltype(halves)> half;
+  const auto loaded = hn::LoadU(half, reinterpret_cast<const uint16_t*>(from));
+  return split_words(hn::ZeroExtendVector(halves, loaded));
 }
 
 // Highway cuts fp32 to bf16; this rounds to nearest even and keeps NaN. The result is in the upper
@@ -150,6 +161,11 @@ HWY_INLINE void restore_order(VecPair values, const T*, float* to) {
 template <class T>
 HWY_INLINE VecPair widen_first(const T* from, int32_t count) {
   if (count >= kPair) return widen(from);
+#if HWY_TARGET != HWY_SCALAR
+  if constexpr (std::is_same_v<T, BFloat16>) {
+    if (count == kLanes) return widen_half(from);  // 16 rope columns, say
+  }
+#endif
   T padded[kPair] = {};
   for (int32_t i = 0; i < count; ++i) padded[i] = from[i];
   return widen(padded);

@@ -12,9 +12,10 @@ namespace isa = HWY_NAMESPACE;
 
 const char* refuses(const Geometry&, const CacheStrides&) { return avx2_missing(); }
 
+// Measured as docs/kernels/cpu.md tells.
 plan::CostModel cost_model(const Geometry& geometry) {
   return simd_cost_model(geometry, isa::kLanes,
-                         {.fma_per_ns = 35, .widen_per_ns = 5, .partial_per_ns = 0.5});
+                         {.fma_per_ns = 35, .widen_per_ns = 11, .partial_per_ns = 0.45});
 }
 
 }  // namespace

@@ -13,10 +13,11 @@ plan::CostModel simd_cost_model(const Geometry& geometry, int32_t lanes, const K
   const auto width = static_cast<double>(geometry.latent_width());
   const auto rank = static_cast<double>(geometry.kv_lora_rank);
   const double tokens = layout.block_tokens;
+  constexpr double kTileNs = 500;  // a tile of one row and no keys
   return {.tile_rows = layout.tile_rows,
           .block_tokens = layout.block_tokens,
           .split_align = 1,
-          .tile_ns = 500,
+          .tile_ns = kTileNs,
           .block_ns = tokens * width / speed.widen_per_ns,
           .block_row_ns = tokens * (width + rank) / speed.fma_per_ns,
           .partial_row_ns = rank / speed.partial_per_ns};

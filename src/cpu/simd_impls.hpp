@@ -30,9 +30,9 @@ extern const MachineProbes kScalarProbes;
 
 /// How fast one instruction set runs the kernel on a thread, as measured.
 struct KernelSpeed {
-  double fma_per_ns = 0;      ///< fp32 multiply-adds of rows that fill their vectors
-  double widen_per_ns = 0;    ///< cached elements widened
-  double partial_per_ns = 0;  ///< fp32 values of a partial result written, read and merged
+  double fma_per_ns = 0;      ///< fp32 multiply-adds, from row to row of a tile
+  double widen_per_ns = 0;    ///< cached elements, whatever the rows
+  double partial_per_ns = 0;  ///< columns of one more part of a row: packed, written, merged
 };
 
 plan::CostModel simd_cost_model(const Geometry& geometry, int32_t lanes, const KernelSpeed& speed);
