@@ -36,8 +36,9 @@ struct Bucket {
 /// planner decides from the whole batch.
 struct SplitPolicy {
   /// > 0: parts of this many tokens, counted from the request's first key, so that a request's
-  /// bits do not depend on the rest of the batch. A request that would have more than kMaxSplits
-  /// parts gets parts of the next multiple of this size that fits.
+  /// bits do not depend on the rest of the batch. At most kMaxSplits parts for a request whose rows
+  /// (queries x heads) fit in one tile, at most kMaxSplits over its tiles for a larger one; where
+  /// there would be more, the parts are of the next multiple of this size that fits.
   int32_t fixed_tokens = 0;
   /// > 0: this many parts for every row (fewer where there are fewer keys), at most kMaxSplits.
   int32_t forced_count = 0;

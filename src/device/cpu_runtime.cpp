@@ -1,3 +1,6 @@
+#include <sys/mman.h>
+
+#include <cstddef>
 #include <cstring>
 #include <new>
 
@@ -9,6 +12,19 @@ namespace {
 
 constexpr std::align_val_t kAlignment{64};
 
+// Scratch is sized for the worst plan within the limits, which few plans come near: from this size
+// on it is mapped, so that what no plan touches takes no memory.
+constexpr size_t kMappedFrom = size_t{64} << 20;
+// Before the memory: how much is mapped, 0 where it is from the heap. Keeps the alignment.
+constexpr size_t kHeader = 64;
+
+void* map(size_t bytes) {
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) throw std::bad_alloc();
+  return memory;
+}
+
 [[noreturn]] void refuse_capture() {
   throw_invalid({.what = "stream",
                  .where = "begin_capture",
@@ -19,8 +35,24 @@ constexpr std::align_val_t kAlignment{64};
 class CpuRuntime final : public Runtime {
  public:
   bool is_immediate() const override { return true; }
-  void* allocate(size_t bytes) override { return ::operator new(bytes, kAlignment); }
-  void release(void* memory) noexcept override { ::operator delete(memory, kAlignment); }
+  void* allocate(size_t bytes) override {
+    auto* base = static_cast<std::byte*>(
+        bytes < kMappedFrom ? ::operator new(bytes + kHeader, kAlignment) : map(bytes + kHeader));
+    const size_t mapped = bytes < kMappedFrom ? 0 : bytes + kHeader;
+    std::memcpy(base, &mapped, sizeof(mapped));
+    return base + kHeader;
+  }
+  void release(void* memory) noexcept override {
+    if (memory == nullptr) return;
+    std::byte* base = static_cast<std::byte*>(memory) - kHeader;
+    size_t mapped = 0;
+    std::memcpy(&mapped, base, sizeof(mapped));
+    if (mapped == 0) {
+      ::operator delete(base, kAlignment);
+    } else {
+      munmap(base, mapped);
+    }
+  }
   void* allocate_staging(size_t bytes) override { return allocate(bytes); }
   void release_staging(void* memory) noexcept override { release(memory); }
 

@@ -18,10 +18,16 @@ int64_t most_keys(const Limits& limits, const Geometry& geometry) {
   return std::min<int64_t>(limits.max_listed_pages * geometry.page_size, INT32_MAX);
 }
 
-/// All queries in one request, with as many keys as give the most parts.
-int64_t prescribed_rows(int64_t rows, int64_t keys, const Prescription& prescription) {
-  const int64_t parts = prescription.most_parts(keys);
-  return parts > 1 ? parts * rows : 0;
+/// Forced counts: all queries in one request, with as many keys as give the most parts. Fixed
+/// sizes: no more either, and the parts of one request's row tiles are kMaxSplits together.
+int64_t prescribed_rows(const Limits& limits, const Geometry& geometry, const SplitPolicy& splits,
+                        const CostModel& model) {
+  const int64_t rows = limits.max_tokens * geometry.num_heads;
+  const int64_t parts = Prescription(splits, model).most_parts(most_keys(limits, geometry));
+  if (parts <= 1) return 0;
+  if (splits.fixed_tokens <= 0) return parts * rows;
+  const int64_t requests = std::min(limits.max_rows, limits.max_tokens);
+  return std::min(parts * rows, requests * kMaxSplits * model.tile_rows);
 }
 
 }  // namespace
@@ -30,10 +36,9 @@ int64_t max_partial_rows(const Limits& limits, const Geometry& geometry, int32_t
                          const SplitPolicy& splits, const CostModel& model) {
   if (limits.max_rows == 0) return 0;
   const int64_t rows = limits.max_tokens * geometry.num_heads;
-  const int64_t needed =
-      is_automatic(splits)
-          ? automatic_rows(rows, num_workers - 1, model.tile_rows)
-          : prescribed_rows(rows, most_keys(limits, geometry), Prescription(splits, model));
+  const int64_t needed = is_automatic(splits)
+                             ? automatic_rows(rows, num_workers - 1, model.tile_rows)
+                             : prescribed_rows(limits, geometry, splits, model);
   if (needed > kMaxPartialRows) {
     throw_invalid({.what = "partial rows of a plan within limits",
                    .where = "max_partial_rows",

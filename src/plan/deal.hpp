@@ -90,7 +90,8 @@ void deal_prescribed(std::span<const Tile> row_tiles, const ScheduleInput& input
   TileCost cost(model);
   for (const Tile& tile : row_tiles) {
     cost.set_rows(tile.num_rows);
-    const Parts parts = prescription.parts(tile.kv_end, input.kv_len[tile.request]);
+    const Parts parts =
+        prescription.parts(tile.kv_end, size_of_request(input, model, tile.request));
     const bool split = parts.count > 1;
     Tile part = tile;
     parts.for_each_run([&](int64_t count, int64_t tokens) {

@@ -31,6 +31,19 @@ struct Parts {
   }
 };
 
+/// What fixed splits know of the request that a row tile belongs to.
+struct RequestSize {
+  int64_t keys = 0;
+  int64_t row_tiles = 0;
+};
+
+inline RequestSize size_of_request(const ScheduleInput& input, const CostModel& model,
+                                   int32_t request) {
+  const int64_t queries = int64_t{input.qo_indptr[request + 1]} - input.qo_indptr[request];
+  return {.keys = input.kv_len[request],
+          .row_tiles = ceil_div(queries * input.num_heads, model.tile_rows)};
+}
+
 /// The parts that a fixed size or a forced count prescribes.
 class Prescription {
  public:
@@ -43,13 +56,16 @@ class Prescription {
         steps_of_(step_tokens_) {}
 
   /// Of a row tile that sees `keys` of its request's keys.
-  Parts parts(int64_t keys, int64_t request_keys) const {
+  Parts parts(int64_t keys, const RequestSize& request) const {
     Parts parts{.step_tokens = step_tokens_, .keys = keys};
     const int64_t steps = steps_of_(keys);
     if (fixed_) {
-      // From all of the request's keys, so that its row tiles are cut at the same places.
-      const int64_t request_steps = steps_of_(request_keys);
-      parts.steps = request_steps <= most_parts_ ? 1 : ceil_div(request_steps, most_parts_);
+      // From the request alone, so that its row tiles are cut at the same places. A prompt has work
+      // for every worker without being cut: its row tiles share the most parts of one.
+      const int64_t most =
+          std::max<int64_t>(1, most_parts_ / std::max<int64_t>(1, request.row_tiles));
+      const int64_t request_steps = steps_of_(request.keys);
+      parts.steps = request_steps <= most ? 1 : ceil_div(request_steps, most);
       parts.count = parts.steps == 1 ? steps : ceil_div(steps, parts.steps);
       parts.count = std::max<int64_t>(parts.count, 1);
     } else {

@@ -74,9 +74,9 @@ inline constexpr int64_t kMaxPartialRows = int64_t{1} << 31;
 /// Throws InvalidArgument: above kMaxTiles or kMaxPartialRows; the message has the number.
 void make_schedule(const ScheduleInput& input, const CostModel& model, Schedule& schedule);
 
-/// The most partial rows that make_schedule can ask for within the limits. Fixed and forced splits:
-/// exact, some batch within them needs this many. Automatic splits: a bound that holds for every
-/// batch.
+/// The most partial rows that make_schedule can ask for within the limits. Forced splits, and fixed
+/// ones where a request's rows fit in one tile: exact, some batch within them needs this many.
+/// Otherwise a bound that holds for every batch.
 /// Throws InvalidArgument: above kMaxPartialRows.
 int64_t max_partial_rows(const Limits& limits, const Geometry& geometry, int32_t num_workers,
                          const SplitPolicy& splits, const CostModel& model);

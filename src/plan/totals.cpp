@@ -33,7 +33,8 @@ Totals sum_prescribed(std::span<const Tile> row_tiles, const ScheduleInput& inpu
   Totals totals;
   for (const Tile& tile : row_tiles) {
     cost.set_rows(tile.num_rows);
-    const Parts parts = prescription.parts(tile.kv_end, input.kv_len[tile.request]);
+    const Parts parts =
+        prescription.parts(tile.kv_end, size_of_request(input, model, tile.request));
     const bool split = parts.count > 1;
     totals.tiles += parts.count;
     if (split) totals.partial_rows += parts.count * tile.num_rows;

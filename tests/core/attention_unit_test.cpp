@@ -176,6 +176,18 @@ TEST(AttentionUnit, LentScratchIsEnoughAtItsExactSizeAndRefusedBelow) {
   std::free(memory);
 }
 
+// Scratch for the worst plan within the default limits is far more than any plan takes.
+TEST(AttentionUnit, FixedSplitsOfAFullSizedModelCanBeCreatedWithDefaultLimits) {
+  const AttentionConfig config{.geometry = {.num_heads = 128,
+                                            .kv_lora_rank = 512,
+                                            .qk_rope_head_dim = 64,
+                                            .page_size = 64},
+                               .num_pages = 1000,
+                               .splits = {.fixed_tokens = 2048}};
+  EXPECT_GT(PagedAttention::scratch_bytes(config), size_t{1} << 30);
+  EXPECT_NO_THROW(PagedAttention{config});
+}
+
 TEST(AttentionUnit, CaptureOnTheCpuIsRefused) {
   AttentionConfig config = small_config();
   config.capture = true;

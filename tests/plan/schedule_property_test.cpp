@@ -291,17 +291,21 @@ TEST(ScheduleProperty, NoBatchWithinTheLimitsNeedsMoreThanTheyAllow) {
   }
 }
 
-TEST(ScheduleProperty, PrescribedPartialRowsAreExact) {
+TEST(ScheduleProperty, PrescribedPartialRowsOfOneTileAreExact) {
   for (uint64_t seed = 1; seed <= 500; ++seed) {
     Draw draw(seed);
     const CostModel model = draw.model();
     const Geometry geometry{.num_heads = draw.one_of({1, 16, 128}), .page_size = 16};
-    const Limits limits{.max_rows = draw.between(1, 9),
-                        .max_tokens = draw.between(1, 30),
-                        .max_listed_pages = draw.between(0, 3000)};
+    Limits limits{.max_rows = draw.between(1, 9),
+                  .max_tokens = draw.between(1, 30),
+                  .max_listed_pages = draw.between(0, 3000)};
     const SplitPolicy splits = draw.once_in(2)
                                    ? SplitPolicy{.fixed_tokens = draw.one_of({1, 7, 64, 4096})}
                                    : SplitPolicy{.forced_count = draw.one_of({1, 2, 3, 256})};
+    if (splits.fixed_tokens > 0) {  // several row tiles of a request share its parts
+      limits.max_tokens =
+          std::min<int64_t>(limits.max_tokens, model.tile_rows / geometry.num_heads);
+    }
     const int64_t stated = max_partial_rows(limits, geometry, 2, splits, model);
     // The batch that needs them: one request, with as many keys as give the most parts.
     const int64_t most_keys = limits.max_listed_pages * geometry.page_size;
@@ -315,6 +319,23 @@ TEST(ScheduleProperty, PrescribedPartialRowsAreExact) {
     Schedule schedule;
     make_schedule(batch.input(), model, schedule);
     EXPECT_EQ(schedule.num_partial_rows, stated) << describe(batch, model, seed);
+  }
+}
+
+TEST(ScheduleProperty, PromptsUnderFixedSplitsShareThePartsOfOneTile) {
+  for (uint64_t seed = 1; seed <= 500; ++seed) {
+    Draw draw(seed);
+    const CostModel model = draw.model();
+    TestBatch batch{.queries = {draw.between(1, 600)},
+                    .kv_len = {draw.between(1, 100000)},
+                    .num_heads = draw.one_of({1, 16, 128}),
+                    .splits = {.fixed_tokens = draw.one_of({1, 64, 1000})}};
+    Schedule schedule;
+    make_schedule(batch.input(), model, schedule);
+    const int64_t rows = int64_t{batch.queries[0]} * batch.num_heads;
+    const int64_t row_tiles = (rows + model.tile_rows - 1) / model.tile_rows;
+    EXPECT_LE(static_cast<int64_t>(schedule.tiles.size()), std::max<int64_t>(kMaxSplits, row_tiles))
+        << describe(batch, model, seed);
   }
 }
 
