@@ -23,7 +23,8 @@ struct PlannedStep {
   StepLayout layout;
   KvPlan plan;
   SlotLease lease;
-  std::vector<device::StagedBuffer*> device_slots;  // of each plan first; empty: the host's are read
+  std::vector<device::StagedBuffer*>
+      device_slots;  // of each plan first; empty: the host's are read
 };
 
 /// What a KvResource knows, and the parts of its calls. KvResource checks order and arguments; here

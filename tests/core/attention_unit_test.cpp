@@ -178,12 +178,10 @@ TEST(AttentionUnit, LentScratchIsEnoughAtItsExactSizeAndRefusedBelow) {
 
 // Scratch for the worst plan within the default limits is far more than any plan takes.
 TEST(AttentionUnit, FixedSplitsOfAFullSizedModelCanBeCreatedWithDefaultLimits) {
-  const AttentionConfig config{.geometry = {.num_heads = 128,
-                                            .kv_lora_rank = 512,
-                                            .qk_rope_head_dim = 64,
-                                            .page_size = 64},
-                               .num_pages = 1000,
-                               .splits = {.fixed_tokens = 2048}};
+  const AttentionConfig config{
+      .geometry = {.num_heads = 128, .kv_lora_rank = 512, .qk_rope_head_dim = 64, .page_size = 64},
+      .num_pages = 1000,
+      .splits = {.fixed_tokens = 2048}};
   EXPECT_GT(PagedAttention::scratch_bytes(config), size_t{1} << 30);
   EXPECT_NO_THROW(PagedAttention{config});
 }
