@@ -23,6 +23,7 @@ if [ "$flavour" = subfolder ]; then
   configure -S "$here/consumer" -B "$work/consumer" -DMLA_SOURCE="$source" -DCMAKE_BUILD_TYPE=Debug
   cmake --build "$work/consumer" -j"$jobs"
   "$work/consumer/consumer"
+  "$work/consumer/layer_consumer"
   exit 0
 fi
 
@@ -45,6 +46,7 @@ step "find_package"
 configure -S "$here/consumer" -B "$work/consumer" -DCMAKE_PREFIX_PATH="$prefix"
 cmake --build "$work/consumer"
 "$work/consumer/consumer"
+"$work/consumer/layer_consumer"
 if cmake -S "$here/consumer" -B "$work/other-version" -DCMAKE_PREFIX_PATH="$prefix" \
   -DMLA_WANTED=9.0 >"$work/version.log" 2>&1; then
   fail "find_package(mla 9.0) found another version"
@@ -57,6 +59,9 @@ export PKG_CONFIG_PATH=$libdir/pkgconfig
 flags=($(pkg-config --cflags --libs "${static[@]}" mla) -Wl,-rpath,"$libdir")
 "$cxx" -std=c++20 "$here/consumer/main.cpp" -o "$work/with_pkg_config" "${flags[@]}"
 "$work/with_pkg_config"
+"$cxx" -std=c++20 "$here/consumer/layer.cpp" -o "$work/layer_with_pkg_config" \
+  $(pkg-config --cflags --libs "${static[@]}" mla_layer) -Wl,-rpath,"$libdir"
+"$work/layer_with_pkg_config"
 "$cc" -std=c99 -pedantic -Wall -Wextra -Werror "$source/tests/capi/capi_test.c" -o "$work/c99" \
   "${flags[@]}" -lm
 "$work/c99"
