@@ -48,6 +48,7 @@ void check_options(const GraphOptions& options) {
 
 std::vector<GraphShape> shapes_of(const GraphOptions& options) {
   std::vector<GraphShape> shapes;
+  shapes.reserve(options.buckets.size());
   for (const GraphBucket& bucket : options.buckets) {
     shapes.push_back({.num_rows = bucket.shape.num_rows,
                       .num_tokens = bucket.shape.num_tokens,
@@ -109,7 +110,7 @@ struct GraphRunner::Impl {
     }
   }
 
-  const CapturedGraph& capture(const SlotLease& lease, Stream stream,
+  const CapturedGraph& capture(const GraphBucket& bucket, int32_t slot, Stream stream,
                                void (*body)(const void*, Stream), const void* context,
                                std::string_view piece) {
     runtime.begin_capture(stream);
@@ -119,8 +120,8 @@ struct GraphRunner::Impl {
       runtime.destroy_graph(runtime.end_capture(stream));
       throw;
     }
-    graphs.push_back({.bucket = *lease.bucket,
-                      .slot = lease.slot,
+    graphs.push_back({.bucket = bucket,
+                      .slot = slot,
                       .piece = std::string(piece),
                       .graph = runtime.end_capture(stream)});
     return graphs.back();
@@ -167,7 +168,8 @@ void GraphRunner::run_erased(const SlotLease& lease, Stream stream,
     body(context, stream);
   } else {
     const CapturedGraph* captured = impl.find(lease, piece);
-    if (captured == nullptr) captured = &impl.capture(lease, stream, body, context, piece);
+    if (captured == nullptr)
+      captured = &impl.capture(*lease.bucket, lease.slot, stream, body, context, piece);
     impl.steps.order_replay(stream);
     impl.runtime.replay(captured->graph, stream);
   }
