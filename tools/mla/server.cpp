@@ -91,8 +91,8 @@ void Server::step() {
   const double now_ms = (begin - begin_s_) * 1e3;
   scheduler_.arrive(options_.obey_arrivals ? now_ms : std::numeric_limits<double>::infinity());
   const std::vector<StepItem> items = admit_step();
-  if (items.empty()) {
-    const double wait_ms = scheduler_.next_arrival_ms().value() - now_ms;
+  if (items.empty()) {  // only while an arrival is still to come
+    const double wait_ms = scheduler_.next_arrival_ms().value_or(now_ms) - now_ms;
     std::this_thread::sleep_for(
         std::chrono::duration<double, std::milli>(std::min(wait_ms, kLongestSleepMs)));
     return;
