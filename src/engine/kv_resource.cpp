@@ -39,10 +39,7 @@ void KvResource::Impl::lay_out(const engine::StepData& data, const SlotLease& le
                    "at most " + std::to_string(num_slots) + ", the bucket's tokens",
                    std::to_string(plan.num_new_rows())});
   }
-  out.device_slots.clear();
-  if (slot_buffers.stages(lease)) {
-    slot_buffers.stage(lease, out.layout.plans(), stream, out.device_slots);
-  }
+  slot_buffers.stage(lease, out.layout.plans(), stream, out.device_slots);
   out.plan.labels = out.layout.plans();
   out.plan.id = ++last_plan_id;
   out.lease = lease;

@@ -17,10 +17,10 @@ class SlotBuffers {
  public:
   explicit SlotBuffers(Device device);
 
-  /// Whether there is anything to stage: on the CPU the host's arrays are read.
-  bool stages(const SlotLease& lease) const;
   /// Stages each plan's slots; `out` gets a buffer for each plan, then those of the bucket's other
-  /// labels, whose replayed writes must go nowhere. No plan has more slots than the bucket tokens.
+  /// labels, whose replayed writes must go nowhere. It gets none on a device that does its work at
+  /// once or without a bucket: then the host's arrays are read. No plan has more slots than the
+  /// bucket has tokens.
   void stage(const SlotLease& lease, std::span<const LabelPlan> plans, Stream stream,
              std::vector<device::StagedBuffer*>& out);
 
@@ -30,7 +30,7 @@ class SlotBuffers {
     std::string label;
     device::StagedBuffer staged;
   };
-  Buffer& find(const SlotLease& lease, std::string_view label);
+  Buffer& find(const SlotLease& lease, std::string_view label, int64_t num_slots);
 
   device::Runtime& runtime_;
   std::vector<std::unique_ptr<Buffer>> buffers_;
