@@ -713,6 +713,11 @@ HWY_INLINE void weigh_block(const TileRun<T>& run, int32_t panel, int64_t begin,
     // A row that has seen no key yet has the maximum -inf; less 0, its weights are 0, not NaN.
     const auto seen = hn::Ne(new_max, hn::Set(d, -kInfinity));
     const Vec base = hn::IfThenElseZero(seen, new_max);
+    // Scores so large that the rounding of `above` below would be more than a weight can stand (one
+    // unit in the last place is 1/8 from here on): they are weighed as the maximum was found, so
+    // that the largest has weight 1.
+    const auto huge = hn::Gt(hn::Abs(base), hn::Set(d, 1048576.0F));
+    const bool any_huge = !hn::AllFalse(d, huge);
     Vec sum = hn::Zero(d);
     for (int32_t k = 0; k < num_keys; ++k) {
       float* at = scores + k * stride;
@@ -721,6 +726,13 @@ HWY_INLINE void weigh_block(const TileRun<T>& run, int32_t panel, int64_t begin,
       Vec above = hn::MulSub(hn::Load(d, at), scale, base);
       for (int32_t i = 1; i < num_parts; ++i) {
         above = hn::MulAdd(hn::Load(d, at + i * part), scale, above);
+      }
+      if (any_huge) {
+        Vec score = hn::Load(d, at);
+        for (int32_t i = 1; i < num_parts; ++i) score = hn::Add(score, hn::Load(d, at + i * part));
+        // The minimum keeps the compiler from fusing the two, which would not round the product.
+        const Vec product = hn::Min(hn::Mul(score, scale), base);
+        above = hn::IfThenElse(huge, hn::Sub(product, base), above);
       }
       const Vec weight = exp_near_zero(above);
       hn::Store(weight, d, at);

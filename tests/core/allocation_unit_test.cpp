@@ -28,11 +28,12 @@ void* operator new(size_t bytes, std::align_val_t alignment) {
   return counted(bytes, static_cast<size_t>(alignment));
 }
 // Inlined, gcc takes free() for a mismatch of the new that it did not inline.
-#define MLA_NOINLINE __attribute__((noinline))
-MLA_NOINLINE void operator delete(void* memory) noexcept { std::free(memory); }
-MLA_NOINLINE void operator delete(void* memory, size_t) noexcept { std::free(memory); }
-MLA_NOINLINE void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
-MLA_NOINLINE void operator delete(void* memory, size_t, std::align_val_t) noexcept {
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::align_val_t) noexcept {
+  std::free(memory);
+}
+[[gnu::noinline]] void operator delete(void* memory, size_t, std::align_val_t) noexcept {
   std::free(memory);
 }
 

@@ -186,6 +186,46 @@ TEST(AttentionUnit, FixedSplitsOfAFullSizedModelCanBeCreatedWithDefaultLimits) {
   EXPECT_NO_THROW(PagedAttention{config});
 }
 
+// Scores whose last place is worth more than a weight can stand. The row still sees its keys: a
+// weight of 1 for the largest, never an empty row.
+TEST(AttentionUnit, HugeFiniteScoresKeepTheirLargestKey) {
+  for (const KernelVerdict& kernel : supports(small_config().geometry).considered) {
+    if (!kernel.refusal.empty()) continue;
+    for (const int32_t heads : {1, 2, 40}) {
+      for (const float value : {1e3F, 3e4F, 1e6F, -1e8F}) {
+        constexpr int32_t kWidth = 576;
+        constexpr int32_t kRank = 512;
+        PagedAttention attention({.geometry = {.num_heads = heads,
+                                               .kv_lora_rank = kRank,
+                                               .qk_rope_head_dim = kWidth - kRank,
+                                               .page_size = 4,
+                                               .dtype = DType::kFloat32,
+                                               .kv_dtype = DType::kFloat32},
+                                  .num_pages = 1,
+                                  .kernel = kernel.kernel});
+        const std::vector<int32_t> qo = {0, 1}, kv = {0, 1}, page = {0}, len = {2};
+        attention.plan({.qo_indptr = qo, .kv_indptr = kv, .kv_indices = page, .kv_len = len},
+                       {.sm_scale = 0.0721688F});
+        std::vector<float> pool(4 * kWidth, value);
+        for (int32_t c = 0; c < kWidth; ++c) pool[static_cast<size_t>(kWidth + c)] = value / 2;
+        std::vector<float> q(static_cast<size_t>(heads * kWidth), value);
+        std::vector<float> out(static_cast<size_t>(heads * kRank));
+        std::vector<float> lse(static_cast<size_t>(heads));
+        const auto query = contiguous_view(q.data(), std::array<int64_t, 3>{1, heads, kWidth});
+        const auto layer = contiguous_view(pool.data(), std::array<int64_t, 3>{1, 4, kWidth});
+        attention.run({.q_nope = columns(query, 0, kRank),
+                       .q_pe = columns(query, kRank, kWidth - kRank),
+                       .cache = split_latent(layer, kRank),
+                       .out = contiguous_view(out.data(), std::array<int64_t, 3>{1, heads, kRank}),
+                       .lse = contiguous_view(lse.data(), std::array<int64_t, 2>{1, heads})});
+        const double score = double{value} * double{value} * kWidth * double{0.0721688F};
+        for (const float got : out) ASSERT_NEAR(got / value, 1, 1e-5) << kernel.kernel;
+        for (const float got : lse) ASSERT_NEAR(got / score, 1, 1e-6) << kernel.kernel;
+      }
+    }
+  }
+}
+
 TEST(AttentionUnit, CaptureOnTheCpuIsRefused) {
   AttentionConfig config = small_config();
   config.capture = true;

@@ -1,5 +1,8 @@
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -194,6 +197,23 @@ TEST_F(ReplayTools, InterruptEndsTheStepAndWritesNoResult) {
   EXPECT_THAT(result.out, HasSubstr("pages leaked           0"));
   EXPECT_THAT(result.err, HasSubstr("interrupted"));
   EXPECT_THAT(folder_.names(), ElementsAre("trace.jsonl"));
+}
+
+TEST_F(ReplayTools, JsonGoesThroughALinkAndDoesNotReplaceAPipe) {
+  const std::string target = folder_.write("target.json", "old");
+  std::filesystem::create_symlink(target, folder_.path("link.json"));
+  ASSERT_EQ(replay(kShared, {"--json", folder_.path("link.json")}).status, 0);
+  EXPECT_TRUE(std::filesystem::is_symlink(folder_.path("link.json")));
+  EXPECT_THAT(read_file(target), HasSubstr("requests_finished"));
+  const std::string pipe = folder_.path("pipe");
+  ASSERT_EQ(mkfifo(pipe.c_str(), 0600), 0);
+  const int reader = open(pipe.c_str(), O_RDONLY | O_NONBLOCK);
+  ASSERT_GE(reader, 0);
+  EXPECT_EQ(replay(kShared, {"--json", pipe}).status, 0);
+  EXPECT_TRUE(std::filesystem::is_fifo(pipe));
+  char text[4096];
+  EXPECT_GT(read(reader, text, sizeof text), 0);
+  close(reader);
 }
 
 TEST_F(ReplayTools, JsonFileHoldsTheResultAndNothingElseIsLeft) {

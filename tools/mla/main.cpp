@@ -42,7 +42,11 @@ int run(int argc, char** argv) {
 int main(int argc, char** argv) {
   using mla::cli::kBadUsage;
   try {
-    return run(argc, argv);
+    const int status = run(argc, argv);
+    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+      return fail("standard output could not be written", mla::cli::kCheckFailed);
+    }
+    return status;
   } catch (const mla::cli::UsageError& error) {
     return fail(error.what(), kBadUsage);
   } catch (const mla::InvalidArgument& error) {

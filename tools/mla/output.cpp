@@ -20,6 +20,19 @@ std::string temporary_of(const std::string& path) {
   return fmt::format("{}.{}.tmp", path, getpid());
 }
 
+std::string resolved(const std::string& path) {
+  std::error_code error;
+  const std::filesystem::path target = std::filesystem::weakly_canonical(path, error);
+  return error ? path : target.string();
+}
+
+// A regular file or none yet: not a device, a pipe or a socket, which a rename would destroy.
+bool is_replaceable(const std::string& path) {
+  std::error_code error;
+  const std::filesystem::file_status status = std::filesystem::status(path, error);
+  return !std::filesystem::exists(status) || std::filesystem::is_regular_file(status);
+}
+
 }  // namespace
 
 void add_json_option(CLI::App& command, JsonTarget& target) {
@@ -37,8 +50,10 @@ void add_json_option(CLI::App& command, JsonTarget& target) {
 
 void check_writable(const JsonTarget& target) {
   if (!target.wanted || target.to_stdout()) return;
-  const std::string temporary = temporary_of(target.path);
-  const bool is_folder = std::filesystem::is_directory(target.path);
+  const std::string path = resolved(target.path);
+  if (!is_replaceable(path) && !std::filesystem::is_directory(path)) return;
+  const std::string temporary = temporary_of(path);
+  const bool is_folder = std::filesystem::is_directory(path);
   const bool opened = !is_folder && std::ofstream(temporary).is_open();
   std::error_code ignored;
   std::filesystem::remove(temporary, ignored);
@@ -52,12 +67,19 @@ void write_json(const JsonTarget& target, const Json& value) {
     fmt::print("{}", text);
     return;
   }
-  const std::string temporary = temporary_of(target.path);
-  std::ofstream file(temporary, std::ios::trunc);
+  // A link's target is what is replaced; a device or a pipe is written to as it is.
+  const std::string path = resolved(target.path);
+  const bool replace = is_replaceable(path);
+  const std::string temporary = replace ? temporary_of(path) : path;
+  std::ofstream file(temporary, replace ? std::ios::trunc : std::ios::app);
   file << text;
   file.close();
   std::error_code error;
-  if (file) std::filesystem::rename(temporary, target.path, error);
+  if (!replace) {
+    if (!file) throw std::runtime_error(fmt::format("cannot write {}", target.path));
+    return;
+  }
+  if (file) std::filesystem::rename(temporary, path, error);
   if (!file || error) {
     std::error_code ignored;
     std::filesystem::remove(temporary, ignored);
