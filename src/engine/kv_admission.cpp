@@ -268,8 +268,9 @@ void KvState::give_back() {
   }
   early_planned = false;  // of a step that was admitted early
   release_streams();
-  undo_forks(step);
-  end_step();
+  undo_forks(step);  // from here on some entries name streams that are gone
+  step.clear();
+  phase = Phase::kIdle;
 }
 
 void KvState::release_streams() {
