@@ -1,8 +1,8 @@
 #include "cases/check.hpp"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
-#include <cstring>
 #include <numbers>
 
 #include "cases/error_bound.hpp"
@@ -17,7 +17,9 @@ std::string place_text(int64_t token, int64_t head) {
 }
 
 bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](float x, float y) {
+    return std::bit_cast<uint32_t>(x) == std::bit_cast<uint32_t>(y);
+  });
 }
 
 // Keys that query `token` sees; 0 for the tokens of a bucket that no request has.
