@@ -26,8 +26,8 @@ struct Limits {
 /// The fixed shape that a captured graph serves: plans may have fewer rows and tokens, outputs of
 /// the bucket's other tokens are written as empty.
 struct Bucket {
-  int64_t num_rows = 0;
-  int64_t num_tokens = 0;
+  int64_t num_rows = 0;    ///< at least 1
+  int64_t num_tokens = 0;  ///< at least 1
 
   bool operator==(const Bucket&) const = default;
 };

@@ -17,8 +17,15 @@ struct Device {
 };
 
 inline std::string to_string(Device device) {
-  if (device.kind == DeviceKind::kCpu) return "cpu";
-  return (device.kind == DeviceKind::kCuda ? "cuda:" : "recording:") + std::to_string(device.index);
+  switch (device.kind) {
+    case DeviceKind::kCpu:
+      return "cpu";
+    case DeviceKind::kCuda:
+      return "cuda:" + std::to_string(device.index);
+    case DeviceKind::kRecording:
+      return "recording:" + std::to_string(device.index);
+  }
+  return "a device of unknown kind " + std::to_string(static_cast<int>(device.kind));
 }
 
 /// The queue that work is ordered on: a cudaStream_t on CUDA; the CPU ignores it, its calls return

@@ -6,14 +6,13 @@
 #include <utility>
 #include <vector>
 
+#include "core/checks.hpp"
 #include "device/runtime.hpp"
 #include "mla/error.hpp"
 #include "mla/pool.hpp"
 
 namespace mla {
 namespace {
-
-constexpr size_t kAlignment = 64;  // bytes, of lent memory
 
 void check_range(const char* what, const char* where, int64_t value, int64_t low, int64_t high) {
   if (value >= low && value <= high) return;
@@ -92,15 +91,7 @@ size_t LatentPool::bytes(const PoolConfig& config) {
 LatentPool::LatentPool(const PoolConfig& config) : config_(config) {
   const size_t needed = checked_bytes(config, "LatentPool");
   if (!config.memory.empty()) {
-    if (config.memory.size() < needed) {
-      throw_invalid({"config.memory", "LatentPool", std::to_string(needed) + " bytes",
-                     std::to_string(config.memory.size()) + " bytes"});
-    }
-    const auto address = reinterpret_cast<uintptr_t>(config.memory.data());
-    if (address % kAlignment != 0) {
-      throw_invalid({"config.memory", "LatentPool", "64-byte alignment",
-                     "an address " + std::to_string(address % kAlignment) + " bytes past it"});
-    }
+    check_lent_memory(config.memory, needed, "config.memory", "LatentPool");
     data_ = config.memory.data();
     return;
   }
@@ -174,7 +165,13 @@ void LatentPool::append_at(int32_t layer, const TensorView<const int64_t, 1>& sl
   if (slots.device != config_.device) {
     throw_invalid({"slots.device", kWhere, to_string(config_.device), to_string(slots.device)});
   }
+  if (slots.shape[0] < 0) {
+    throw_invalid({"slots.shape[0]", kWhere, "0 or more", std::to_string(slots.shape[0])});
+  }
   const auto num_rows = static_cast<size_t>(slots.shape[0]);
+  if (num_rows > 0 && slots.data == nullptr) {
+    throw_invalid({"slots.data", kWhere, "memory", "null"});
+  }
   if (num_rows > 1 && slots.stride[0] != 1) {
     throw_invalid({"slots.stride[0]", kWhere, "1", std::to_string(slots.stride[0])});
   }

@@ -87,22 +87,6 @@ DeviceBytes allocate(device::Runtime& runtime, size_t bytes) {
   }
 }
 
-void check_lent(std::span<std::byte> lent, size_t needed) {
-  if (lent.size() < needed) {
-    throw_invalid({.what = "scratch.size()",
-                   .where = kCreate,
-                   .expected = "at least " + std::to_string(needed) + " bytes",
-                   .got = std::to_string(lent.size())});
-  }
-  if (reinterpret_cast<uintptr_t>(lent.data()) % ScratchLayout::kAlignment != 0) {
-    throw_invalid({.what = "scratch.data()",
-                   .where = kCreate,
-                   .expected = "an address aligned to " +
-                               std::to_string(ScratchLayout::kAlignment) + " bytes",
-                   .got = "another"});
-  }
-}
-
 // What a run launches: everything but the plan, which is read from its image when the work is done,
 // so that a captured run follows later plans.
 struct Launch {
@@ -162,7 +146,7 @@ struct PagedAttention::Impl {
       owned_scratch = allocate(runtime, scratch.bytes);
       scratch_memory = owned_scratch.get();
     } else {
-      check_lent(config.scratch, scratch.bytes);
+      check_lent_memory(config.scratch, scratch.bytes, "scratch", kCreate);
       scratch_memory = config.scratch.data();
     }
   }

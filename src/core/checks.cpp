@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "core/scratch_layout.hpp"
 #include "device/runtime.hpp"
 #include "mla/error.hpp"
 
@@ -213,10 +214,13 @@ void check_config(const AttentionConfig& config) {
                    .got = fault.got});
   }
   check_range("num_pages", config.num_pages, 0, kMaxPoolPages);
-  check_range(config.bucket ? "bucket.num_rows" : "limits.max_rows", limits_of(config).max_rows, 0,
-              kMaxRows);
-  check_range(config.bucket ? "bucket.num_tokens" : "limits.max_tokens",
-              limits_of(config).max_tokens, 0, kMaxTokens);
+  if (config.bucket) {  // one without rows or tokens would serve no step
+    check_range("bucket.num_rows", config.bucket->num_rows, 1, kMaxRows);
+    check_range("bucket.num_tokens", config.bucket->num_tokens, 1, kMaxTokens);
+  } else {
+    check_range("limits.max_rows", config.limits.max_rows, 0, kMaxRows);
+    check_range("limits.max_tokens", config.limits.max_tokens, 0, kMaxTokens);
+  }
   check_range("limits.max_listed_pages", config.limits.max_listed_pages, 0, kMaxListedPages);
   check_splits(config.splits);
   const CacheStrides strides = strides_of(config);
@@ -273,7 +277,33 @@ CheckedBatch check_batch(const Batch& batch, const AttentionConfig& config,
           .num_listed_pages = num_listed};
 }
 
+void check_lent_memory(std::span<const std::byte> lent, size_t needed, const char* what,
+                       const char* where) {
+  if (lent.size() < needed) {
+    throw_invalid({.what = std::string(what) + ".size()",
+                   .where = where,
+                   .expected = "at least " + std::to_string(needed) + " bytes",
+                   .got = std::to_string(lent.size())});
+  }
+  const auto past = reinterpret_cast<uintptr_t>(lent.data()) % ScratchLayout::kAlignment;
+  if (lent.data() != nullptr && past == 0) return;
+  throw_invalid(
+      {.what = std::string(what) + ".data()",
+       .where = where,
+       .expected = "an address aligned to " + std::to_string(ScratchLayout::kAlignment) + " bytes",
+       .got = lent.data() == nullptr ? "null" : std::to_string(past) + " bytes past one"});
+}
+
+void check_lse_base(LseBase base, const char* what, const char* where) {
+  if (base == LseBase::kNatural || base == LseBase::kTwo) return;
+  throw_invalid({.what = what,
+                 .where = where,
+                 .expected = "kNatural = 0 or kTwo = 1",
+                 .got = std::to_string(static_cast<int>(base))});
+}
+
 void check_options(const PlanOptions& options) {
+  check_lse_base(options.lse_base, "lse_base", kPlan);
   if (std::isfinite(options.sm_scale) && options.sm_scale > 0) return;
   throw_invalid(
       {.what = "sm_scale",

@@ -1,6 +1,8 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -35,6 +37,14 @@ CheckedBatch check_batch(const Batch& batch, const AttentionConfig& config,
                          std::vector<int32_t>& kv_len);
 
 void check_options(const PlanOptions& options);
+
+/// Throws InvalidArgument unless memory that the caller lends is there, large enough, and aligned
+/// to 64 bytes.
+void check_lent_memory(std::span<const std::byte> lent, size_t needed, const char* what,
+                       const char* where);
+
+/// Throws InvalidArgument where it is none of the enumeration's values.
+void check_lse_base(LseBase base, const char* what, const char* where);
 
 /// Checks of constant cost. `num_tokens` is the plan's.
 void check_run(const RunArgs& args, const AttentionConfig& config, int64_t num_tokens);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include "core/checks.hpp"
 #include "core/tensor_checks.hpp"
 #include "cpu/merge_rows.hpp"
 #include "mla/error.hpp"
@@ -36,6 +37,7 @@ void check_lse(const TensorName& name, const TensorView<const float, 2>& lse,
 
 void check(std::span<const PartialState> states, const Tensor<3>& out,
            const TensorView<float, 2>& lse, LseBase base) {
+  check_lse_base(base, "base", kWhere);
   if (states.empty()) {
     throw_invalid({.what = "states.size()", .where = kWhere, .expected = "at least 1", .got = "0"});
   }

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <utility>
 
+#include "core/checks.hpp"
 #include "engine/attention_rows.hpp"
 #include "engine/select_rows.hpp"
 #include "engine/text.hpp"
@@ -28,6 +29,7 @@ void check_options(const LatentPool& pool, const AttentionOptions& options) {
            " (it has no default)",
            std::isnan(options.sm_scale) ? "none, or NaN" : std::to_string(options.sm_scale));
   }
+  check_lse_base(options.lse_base, "options.lse_base", kCreate);
   if (options.geometry.num_heads == 0) {
     refuse("options.geometry.num_heads", "the query heads of this rank (it has no default)", "0");
   }
@@ -136,11 +138,8 @@ struct AttentionResource::Impl {
   Impl(const LatentPool& lent, std::string kv, const AttentionOptions& wanted)
       : pool(lent), kv_key(std::move(kv)), options(wanted), config(common_config(lent, wanted)) {
     const size_t bytes = scratch_of(config, options.capture);
-    if (!options.scratch.empty() && options.scratch.size() < bytes) {
-      throw_invalid({.what = "options.scratch.size()",
-                     .where = kCreate,
-                     .expected = "at least " + std::to_string(bytes) + " bytes",
-                     .got = std::to_string(options.scratch.size())});
+    if (!options.scratch.empty()) {
+      check_lent_memory(options.scratch, bytes, "options.scratch", kCreate);
     }
     kernel = supports(config.geometry, config.device, std::nullopt, config.kernel).kernel;
     largest = {.num_rows = config.limits.max_rows,
@@ -158,8 +157,8 @@ struct AttentionResource::Impl {
     if (lease.slot < 0) refuse("lease.slot", "at least 0", lease.slot);
     if (!lease.bucket) return;
     const auto within = [&](const char* what, int64_t value, int64_t most) {
-      if (value >= 0 && value <= most) return;
-      refuse(what, "0 to " + std::to_string(most) + ", the size of the graph buffers", value);
+      if (value >= 1 && value <= most) return;
+      refuse(what, "1 to " + std::to_string(most) + ", the size of the graph buffers", value);
     };
     within("lease.bucket.shape.num_rows", lease.bucket->shape.num_rows, largest.num_rows);
     within("lease.bucket.shape.num_tokens", lease.bucket->shape.num_tokens, largest.num_tokens);

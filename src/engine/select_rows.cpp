@@ -21,6 +21,9 @@ template <class T>
 void check_rows(const std::string& name, const TensorView<T, 2>& tensor, Device device) {
   if (tensor.device != device)
     refuse(name + ".device", to_string(device), to_string(tensor.device));
+  if (tensor.shape[0] < 0 || tensor.shape[1] < 0) {
+    refuse(name + ".shape", "0 or more of each", to_string(tensor.shape));
+  }
   if (tensor.empty()) return;
   if (tensor.data == nullptr) refuse(name + ".data", "a tensor", "null");
   if (tensor.stride[1] != 1) {
@@ -41,6 +44,9 @@ void select_last_rows(const TensorView<const int32_t, 1>& qo_indptr, int64_t num
         std::to_string(num_tokens) + " = the plan's tokens" +
             (bucket_tokens < 0 ? "" : ", or " + std::to_string(bucket_tokens) + " of the bucket"),
         std::to_string(hidden.shape[0]));
+  }
+  if (hidden.dtype > DType::kInt64) {
+    refuse("hidden.dtype", "a dtype", std::to_string(static_cast<int>(hidden.dtype)));
   }
   if (out.dtype != hidden.dtype) {
     refuse("out.dtype", std::string(name_of(hidden.dtype)) + " = hidden.dtype",

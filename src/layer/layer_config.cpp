@@ -280,6 +280,8 @@ void check_layer_config(const LayerConfig& config) {
   check("qk_nope_head_dim", config.qk_nope_head_dim, 1, kMaxHeadDim);
   check("qk_rope_head_dim", config.qk_rope_head_dim, 0, kMaxLatentWidth - config.kv_lora_rank);
   check("v_head_dim", config.v_head_dim, 1, kMaxHeadDim);
+  check("rope.layout", static_cast<int64_t>(config.rope.layout), 0,
+        static_cast<int64_t>(RopeLayout::kHalf));
   if (config.rope.layout != RopeLayout::kNone && config.qk_rope_head_dim % 2 != 0) {
     refuse_field("qk_rope_head_dim", "an even width", std::to_string(config.qk_rope_head_dim));
   }

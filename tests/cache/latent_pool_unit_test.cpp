@@ -248,6 +248,8 @@ TEST(LatentPoolUnit, LentMemoryMustBeLargeEnoughAndAligned) {
   EXPECT_THROW(LatentPool{config}, InvalidArgument);
   config.memory = memory.span().subspan(8);
   EXPECT_THROW(LatentPool{config}, InvalidArgument);
+  config.memory = {static_cast<std::byte*>(nullptr), LatentPool::bytes(config)};
+  EXPECT_THROW(LatentPool{config}, InvalidArgument);
   config.memory = memory.span().first(LatentPool::bytes(config));
   EXPECT_EQ(LatentPool(config).layer(0).data, static_cast<void*>(memory.span().data()));
 }

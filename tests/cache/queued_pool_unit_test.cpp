@@ -71,6 +71,15 @@ TEST_F(QueuedPoolUnit, CapturedAppendReadsItsSlotsAnewAtEachReplay) {
   runtime.destroy_graph(graph);
 }
 
+TEST_F(QueuedPoolUnit, SlotsThatAreNotThereAreRefused) {
+  const auto slots = [&](int64_t count) {
+    return contiguous_view<const int64_t>(nullptr, std::array<int64_t, 1>{count}, device.device());
+  };
+  EXPECT_THROW(pool.append_at(0, slots(1), view(1), {}), InvalidArgument);
+  EXPECT_THROW(pool.append_at(0, slots(-1), view(-1), {}), InvalidArgument);
+  EXPECT_NO_THROW(pool.append_at(0, slots(0), view(0), {}));
+}
+
 TEST_F(QueuedPoolUnit, SlotsOnAnotherDeviceAreRefused) {
   const std::vector<int64_t> slots = {0};
   EXPECT_THROW(

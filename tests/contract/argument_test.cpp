@@ -68,10 +68,15 @@ TEST(ArgumentContract, CreationNamesWhatItRefuses) {
        "0 to 2147483647", "2147483648"},
       {[](Config& c) { c.limits.max_listed_pages = -1; }, "limits.max_listed_pages",
        "0 to 2147483647", "-1"},
-      {[](Config& c) { c.bucket = Bucket{.num_rows = -1}; }, "bucket.num_rows", "0 to 1048576",
+      {[](Config& c) { c.bucket = Bucket{.num_rows = -1}; }, "bucket.num_rows", "1 to 1048576",
        "-1"},
+      // Half a bucket.
+      {[](Config& c) { c.bucket = Bucket{.num_rows = 4}; }, "bucket.num_tokens", "1 to 2147483647",
+       "0"},
+      {[](Config& c) { c.bucket = Bucket{.num_tokens = 4}; }, "bucket.num_rows", "1 to 1048576",
+       "0"},
       {[](Config& c) { c.bucket = Bucket{.num_rows = 1, .num_tokens = int64_t{INT_MAX} + 1}; },
-       "bucket.num_tokens", "0 to 2147483647", "2147483648"},
+       "bucket.num_tokens", "1 to 2147483647", "2147483648"},
       {[](Config& c) { c.splits.forced_count = 257; }, "splits.forced_count", "0 to 256", "257"},
       {[](Config& c) { c.splits.fixed_tokens = -5; }, "splits.fixed_tokens", "0 to 2147483647",
        "-5"},
@@ -272,6 +277,23 @@ TEST(ArgumentContract, PlanWithoutScaleIsRefused) {
   PagedAttention attention(good_config());
   const Arrays good;
   EXPECT_EQ(refusal_of([&] { attention.plan(good.batch(), {}); }).what, "sm_scale");
+}
+
+TEST(ArgumentContract, PlanInNoKnownLseBaseIsRefused) {
+  PagedAttention attention(good_config());
+  const Arrays good;
+  const ErrorParts parts = refusal_of(
+      [&] { attention.plan(good.batch(), {.sm_scale = 1, .lse_base = static_cast<LseBase>(7)}); });
+  EXPECT_EQ(parts.what, "lse_base");
+  EXPECT_EQ(parts.got, "7");
+}
+
+TEST(ArgumentContract, LentScratchThatIsNotThereIsRefused) {
+  AttentionConfig config = good_config();
+  config.scratch = {static_cast<std::byte*>(nullptr), PagedAttention::scratch_bytes(config)};
+  const ErrorParts parts = refusal_of([&] { PagedAttention attention(config); });
+  EXPECT_EQ(parts.what, "scratch.data()");
+  EXPECT_EQ(parts.got, "null");
 }
 
 TEST(ArgumentContract, BucketsCapacityIsNamed) {

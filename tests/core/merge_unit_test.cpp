@@ -82,6 +82,19 @@ TEST(MergeUnit, StateOfAnotherBaseIsRefused) {
   }
 }
 
+TEST(MergeUnit, BaseThatIsNoneIsRefused) {
+  State a(kOneRow, 1, 0);
+  const auto unknown = static_cast<LseBase>(7);
+  const std::array partials = {a.partial(unknown)};
+  try {
+    merge_states(partials, a.out_view(), a.lse_view(), unknown);
+    FAIL() << "not refused";
+  } catch (const InvalidArgument& error) {
+    EXPECT_EQ(error.parts().what, "base");
+    EXPECT_EQ(error.parts().got, "7");
+  }
+}
+
 TEST(MergeUnit, EmptyStateChangesNothingWhateverItsOutHolds) {
   State a(kOneRow, 0.3F, 1.25F);
   for (const float garbage : {kNan, kInf, 5.0F}) {

@@ -279,14 +279,14 @@ TEST_F(AttentionResourceUnit, MoreThanTheLimitsIsRefusedAndThePlanBeforeStaysUsa
     return r;
   }();
   const SlotLease eager{};
-  const SlotLease narrow = lease(0, 1, 2), crowded = lease(0, 0, 8);
+  const SlotLease narrow = lease(0, 1, 2), half = lease(0, 0, 8);
   EXPECT_THAT(refusal([&] { attention.plan(good, {.lease = narrow, .results = results}); }),
               testing::AllOf(HasSubstr("query tokens"), HasSubstr("at most 2"), HasSubstr("3")));
-  EXPECT_THAT(refusal([&] { attention.plan(good, {.lease = crowded, .results = results}); }),
-              HasSubstr("rows"));
+  EXPECT_THAT(refusal([&] { attention.plan(good, {.lease = half, .results = results}); }),
+              testing::AllOf(HasSubstr("num_rows"), HasSubstr("1 to 16")));
   const SlotLease wide = lease(0, 17, 8), negative{.slot = -1};
   EXPECT_THAT(refusal([&] { attention.plan(good, {.lease = wide, .results = results}); }),
-              testing::AllOf(HasSubstr("num_rows"), HasSubstr("0 to 16")));
+              testing::AllOf(HasSubstr("num_rows"), HasSubstr("1 to 16")));
   EXPECT_THAT(refusal([&] { attention.plan(good, {.lease = negative, .results = results}); }),
               HasSubstr("lease.slot"));
   Step bad = MiniEngine::step_of({});
@@ -451,7 +451,7 @@ TEST_F(AttentionResourceUnit, GraphBuffersDoNotGrow) {
   const GraphShape shapes[] = {{.num_rows = 2, .num_tokens = 8, .num_listed_pages = 3}};
   runner.size_graph_buffers(shapes);
   EXPECT_THAT(plan_refusal(MiniEngine::step_of({{.request = 1, .span = 1}}), lease(0, 3, 8)),
-              testing::AllOf(HasSubstr("num_rows"), HasSubstr("0 to 2")));
+              testing::AllOf(HasSubstr("num_rows"), HasSubstr("1 to 2")));
   const Step step = MiniEngine::step_of({{.request = 1, .span = 2}, {.request = 2, .span = 2}});
   EXPECT_THAT(plan_refusal(step, lease(0, 2, 8)),
               testing::AllOf(HasSubstr("listed pages"), HasSubstr("at most 3")));
@@ -472,6 +472,8 @@ TEST_F(AttentionResourceUnit, LentScratchOfTheQueriedSizeServesEveryBucket) {
   EXPECT_THAT(
       refusal([&] { AttentionResource(engine.pool, "kv", options); }),
       testing::AllOf(HasSubstr(std::to_string(bytes)), HasSubstr(std::to_string(bytes - 1))));
+  options.scratch = {static_cast<std::byte*>(nullptr), bytes};
+  EXPECT_THAT(refusal([&] { AttentionResource(engine.pool, "kv", options); }), HasSubstr("null"));
   options.scratch = {memory, bytes};
   AttentionResource lent(engine.pool, "kv", options);
   PlanResults results;

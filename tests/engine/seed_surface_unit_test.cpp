@@ -346,6 +346,14 @@ TEST_F(SeedSurfaceUnit, SelectLastHiddenTakesEachRequestsLastRowAndZerosWithoutQ
   const auto narrow = contiguous_view(out.data(), std::array<int64_t, 2>{4, 3});
   EXPECT_THAT(refusal([&] { attention.select_last_hidden(rows, narrow); }),
               testing::AllOf(HasSubstr("out.shape"), HasSubstr("[5, 3]")));
+  ConstTensor<2> negative = rows;
+  negative.shape[1] = -3;
+  EXPECT_THAT(refusal([&] { attention.select_last_hidden(negative, result); }),
+              HasSubstr("hidden.shape"));
+  ConstTensor<2> unknown = rows;
+  unknown.dtype = static_cast<DType>(9);
+  EXPECT_THAT(refusal([&] { attention.select_last_hidden(unknown, result); }),
+              testing::AllOf(HasSubstr("hidden.dtype"), HasSubstr("9")));
 }
 
 TEST_F(SeedSurfaceUnit, UsesKernelIsFalseOnlyWhereTheReferenceServes) {

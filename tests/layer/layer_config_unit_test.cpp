@@ -164,6 +164,9 @@ TEST(LayerConfigUnit, ValuesOutOfRangeOrOfAnotherKindAreRefusedByName) {
   Json json = deepseek_v3();
   json.erase("kv_lora_rank");
   EXPECT_EQ(refused_key(json), "kv_lora_rank");
+  LayerConfig config = parse_layer_config(deepseek_v3().dump());
+  config.rope.layout = static_cast<RopeLayout>(9);
+  EXPECT_THROW(check_layer_config(config), InvalidArgument);
 }
 
 TEST(LayerConfigUnit, TextThatIsNoObjectIsRefused) {
