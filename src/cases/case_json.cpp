@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/json_names.hpp"
 #include "mla/error.hpp"
 
 namespace mla::cases {
@@ -237,13 +238,10 @@ void check_memory(const AttentionCase& c, const CaseMemory& memory) {
 
 // The whole text as a document; keys may not repeat.
 Json parse_document(std::string_view text) {
-  std::vector<std::set<std::string>> open;  // keys of the objects that surround the parser
-  const auto watch = [&open](int /*depth*/, Json::parse_event_t event, Json& parsed) {
-    if (event == Json::parse_event_t::object_start) open.emplace_back();
-    if (event == Json::parse_event_t::object_end) open.pop_back();
-    if (event == Json::parse_event_t::key &&
-        !open.back().insert(parsed.get_ref<const std::string&>()).second) {
-      refuse(parsed.get_ref<const std::string&>(), "each key once", "it again");
+  JsonNames names;
+  const auto watch = [&names](int /*depth*/, Json::parse_event_t event, Json& parsed) {
+    if (const std::string* key = names.repeated(event, parsed)) {
+      refuse(*key, "each key once", "it again");
     }
     return true;
   };

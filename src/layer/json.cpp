@@ -1,8 +1,6 @@
 #include "layer/json.hpp"
 
-#include <set>
-#include <vector>
-
+#include "core/json_names.hpp"
 #include "mla/error.hpp"
 
 namespace mla::layer {
@@ -15,7 +13,7 @@ constexpr int kMaxDepth = 16;     // a config.json has 4 levels, a safetensors h
 
 nlohmann::json parse_json(std::string_view text, const std::string& what, const char* where) {
   using Json = nlohmann::json;
-  std::vector<std::set<std::string>> open_objects;  // the names seen in each
+  JsonNames names;
   const auto look = [&](int depth, Json::parse_event_t event, Json& value) {
     if (depth > kMaxDepth) {
       throw_invalid({.what = what,
@@ -23,14 +21,11 @@ nlohmann::json parse_json(std::string_view text, const std::string& what, const 
                      .expected = "JSON of at most " + std::to_string(kMaxDepth) + " levels",
                      .got = "more"});
     }
-    if (event == Json::parse_event_t::object_start) open_objects.emplace_back();
-    if (event == Json::parse_event_t::object_end) open_objects.pop_back();
-    if (event == Json::parse_event_t::key &&
-        !open_objects.back().insert(value.get<std::string>()).second) {
+    if (const std::string* name = names.repeated(event, value)) {
       throw_invalid({.what = what,
                      .where = where,
                      .expected = "each name once in an object",
-                     .got = value.get<std::string>() + " twice"});
+                     .got = *name + " twice"});
     }
     return true;
   };

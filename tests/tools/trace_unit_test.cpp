@@ -57,6 +57,16 @@ TEST(TraceUnit, RefusalNamesTheLine) {
   EXPECT_THAT(refusal_of("[1, 2]"), HasSubstr("t.jsonl:1: request: expected an object"));
 }
 
+TEST(TraceUnit, FieldThatALineHasTwiceIsRefusedWithItsLine) {
+  const std::string again = kGood.substr(0, kGood.size() - 1) + R"(, "output_length": 3})";
+  EXPECT_EQ(refusal_of(kGood + "\n" + again),
+            "t.jsonl:2: \"output_length\": expected each field once, got it again");
+  const std::string inner = kGood.substr(0, kGood.size() - 1) + R"(, "o": [{"a": 1, "a": 2}]})";
+  EXPECT_THAT(refusal_of(inner), HasSubstr("t.jsonl:1: \"a\""));
+  const std::string apart = kGood.substr(0, kGood.size() - 1) + R"(, "o": [{"a": 1}, {"a": 2}]})";
+  EXPECT_EQ(read(apart).size(), 1U) << "equal names in two objects";
+}
+
 TEST(TraceUnit, TraceWithoutRequestsIsRefused) {
   EXPECT_THAT(refusal_of(""), HasSubstr("t.jsonl: no request"));
   EXPECT_THAT(refusal_of("\n \n"), HasSubstr("t.jsonl: no request"));

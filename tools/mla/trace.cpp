@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
+#include "core/json_names.hpp"
 #include "mla/usage_error.hpp"
 
 namespace mla::cli {
@@ -85,9 +86,16 @@ std::vector<uint64_t> hash_ids_field(const json& object, int64_t input_length, c
 }
 
 TraceRequest parse_line(const std::string& text, const Line& line) {
+  JsonNames names;
+  const auto watch = [&](int /*depth*/, json::parse_event_t event, json& value) {
+    if (const std::string* name = names.repeated(event, value)) {
+      line.refuse(shown(*name), "each field once", "it again");
+    }
+    return true;
+  };
   json object;
   try {
-    object = json::parse(text);
+    object = json::parse(text, watch);
   } catch (const json::parse_error& error) {
     line.refuse(fmt::format("not JSON from column {} on", error.byte));
   } catch (const json::out_of_range&) {
