@@ -15,6 +15,7 @@
 #include "mla/clock.hpp"
 #include "mla/command.hpp"
 #include "mla/machine.hpp"
+#include "mla/number_option.hpp"
 #include "mla/output.hpp"
 #include "mla/progress.hpp"
 #include "mla/usage_error.hpp"
@@ -254,10 +255,10 @@ void add_bench_command(CLI::App& app, int& status) {
   const auto options = std::make_shared<BenchOptions>();
   command->add_option("--filter", options->filter, "only shapes with this in their name or group");
   command->add_option("--rounds", options->rounds, "interleaved rounds")
-      ->check(CLI::Range(1, 1000))
+      ->transform(whole_number(1, 1000))
       ->capture_default_str();
   command->add_option("--threads", options->threads, "thread counts (1, and all processors)")
-      ->check(CLI::Range(1, 1024))
+      ->transform(whole_number(1, 1024))
       ->delimiter(',');
   command->add_option("--kernel", options->kernel,
                       "a kernel of `mla doctor` (the first that accepts)");

@@ -12,6 +12,7 @@
 #include "cases/check.hpp"
 #include "mla/command.hpp"
 #include "mla/error.hpp"
+#include "mla/number_option.hpp"
 #include "mla/output.hpp"
 #include "mla/usage_error.hpp"
 
@@ -112,10 +113,10 @@ void add_case_command(CLI::App& app, int& status) {
   command->add_option("FILE", options->file, "the case, as docs/case_format.md describes it")
       ->required();
   command->add_option("--rows", options->max_rows, "output rows to compare at most")
-      ->check(CLI::PositiveNumber)
+      ->transform(whole_number(1, INT64_MAX))
       ->capture_default_str();
   command->add_option("--threads", options->threads, "threads; 0: one for each processor")
-      ->check(CLI::Range(0, 1024))
+      ->transform(whole_number(0, 1024))
       ->capture_default_str();
   add_json_option(*command, options->json);
   command->callback([options, &status] {

@@ -8,6 +8,7 @@
 
 #include "cases/layer_case.hpp"
 #include "mla/command.hpp"
+#include "mla/number_option.hpp"
 #include "mla/output.hpp"
 #include "mla/supports.hpp"
 
@@ -83,12 +84,12 @@ void add_layer_command(CLI::App& app, int& status) {
       ->check(CLI::IsMember({"fp32", "bf16"}))
       ->capture_default_str();
   command->add_option("--page-size", arguments->page_size, "tokens of a page")
-      ->check(CLI::Range(1, 1 << 20))
+      ->transform(whole_number(1, 1 << 20))
       ->capture_default_str();
   command->add_option("--kernel", arguments->kernel,
                       "attention kernel; the first fit if not given");
   command->add_option("--threads", arguments->threads, "0: all processors")
-      ->check(CLI::Range(0, 1024))
+      ->transform(whole_number(0, 1024))
       ->capture_default_str();
   add_json_option(*command, arguments->json);
   command->callback([arguments, &status] {

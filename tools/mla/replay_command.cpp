@@ -1,12 +1,14 @@
 #include <fmt/core.h>
 
 #include <CLI/CLI.hpp>
+#include <cfloat>
 #include <csignal>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 
 #include "mla/command.hpp"
+#include "mla/number_option.hpp"
 #include "mla/output.hpp"
 #include "mla/progress.hpp"
 #include "mla/replay_report.hpp"
@@ -70,13 +72,6 @@ int run_replay(const ReplayOptions& options, const ReplayOutput& output) {
   return stats.requests_failed == 0 && stats.pages_leaked == 0 ? kDone : kCheckFailed;
 }
 
-// CLI::Range lets NaN through.
-std::string refuse_scale(const std::string& text) {
-  double scale = 0;
-  const bool is_number = CLI::detail::lexical_cast(text, scale);
-  return is_number && scale >= 1e-6 && scale <= 64 ? "" : text + " is not in [1e-6, 64]";
-}
-
 DType dtype_named(const std::string& name) {
   for (const DType dtype : {DType::kFloat16, DType::kFloat32}) {
     if (name == name_of(dtype)) return dtype;
@@ -85,14 +80,14 @@ DType dtype_named(const std::string& name) {
 }
 
 void add_options(CLI::App& command, ReplayOptions& options) {
-  const auto integer = [&command](const char* name, auto& value, int64_t least, int64_t most,
+  const auto integer = [&command](const char* name, auto& value, uint64_t least, uint64_t most,
                                   const char* text) {
-    return command.add_option(name, value, text)->check(CLI::Range(least, most));
+    return command.add_option(name, value, text)->transform(whole_number(least, most));
   };
   command.add_option("TRACE", options.trace, "JSON lines, Mooncake format")->required();
   integer("--requests", options.max_requests, 1, INT64_MAX, "only the first so many (all)");
   command.add_option("--length-scale", options.length_scale, "scales lengths and blocks alike")
-      ->check(refuse_scale)
+      ->transform(real_number(1e-6, 64))
       ->capture_default_str();
   integer("--heads", options.num_heads, 1, kMaxHeads, "query heads")->capture_default_str();
   integer("--layers", options.num_layers, 1, 1024, "layers of the pool")->capture_default_str();
@@ -101,7 +96,7 @@ void add_options(CLI::App& command, ReplayOptions& options) {
   integer("--qk-rope-head-dim", options.qk_rope_head_dim, 0, kMaxLatentWidth, "columns of kpe")
       ->capture_default_str();
   command.add_option("--sm-scale", options.sm_scale, "softmax scale (192^-0.5)")
-      ->check(CLI::PositiveNumber);
+      ->transform(real_number(FLT_MIN, FLT_MAX));
   integer("--page-size", options.page_size, 1, 1 << 20, "tokens of a page")->capture_default_str();
   integer("--pages", options.num_pages, 1, kMaxPoolPages - 1,
           "usable pages (room for 131072 tokens)");
@@ -118,9 +113,7 @@ void add_options(CLI::App& command, ReplayOptions& options) {
   integer("--check", options.checks_per_step, 0, 1 << 20,
           "rows of a step checked against the reference")
       ->capture_default_str();
-  command.add_option("--seed", options.seed, "of all data")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
+  integer("--seed", options.seed, 0, UINT64_MAX, "of all data")->capture_default_str();
   command.add_option("--kernel", options.kernel,
                      "a kernel of `mla doctor` (the first that accepts)");
   command.add_flag("--arrivals", options.obey_arrivals, "obey the trace's timestamps");
