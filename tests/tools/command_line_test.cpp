@@ -36,6 +36,39 @@ TEST(CommandLineTools, WrongArgumentsExitWithTwoAndSayNothingOnStandardOutput) {
   }
 }
 
+TEST(CommandLineTools, CommandThatThereIsNotIsNamed) {
+  EXPECT_THAT(run_tool({"foo"}).err, HasSubstr("foo"));
+  EXPECT_THAT(run_tool({"foo", "--bar"}).err, HasSubstr("foo"));
+  EXPECT_THAT(run_tool({}).err, HasSubstr("A command is required"));
+}
+
+// Every number option goes through the same two checks.
+TEST(CommandLineTools, NumbersAreRefusedWhereTheyDoNotFitNeitherClampedNorGuessedAt) {
+  const std::vector<std::vector<std::string>> options = {{"replay", "trace", "--seed"},
+                                                         {"replay", "trace", "--requests"},
+                                                         {"case", "file", "--rows"},
+                                                         {"bench", "--threads"},
+                                                         {"layer", "file", "--page-size"}};
+  for (const auto& option : options) {
+    for (const char* number :
+         {"18446744073709551616", "-1", "0x10", "1e3", "1.0", "", " 1", "1 "}) {
+      std::vector<std::string> arguments = option;
+      arguments.emplace_back(number);
+      const ToolResult result = run_tool(arguments);
+      EXPECT_EQ(result.status, 2) << testing::PrintToString(arguments);
+      EXPECT_THAT(result.err, HasSubstr(option.back()));
+      EXPECT_THAT(result.err, HasSubstr("got " + std::string(number)));
+    }
+  }
+  for (const char* option : {"--length-scale", "--sm-scale"}) {
+    for (const char* number : {"1e400", "-1e400", "nan", "inf", "1,5", "x"}) {
+      const ToolResult result = run_tool({"replay", "trace", option, number});
+      EXPECT_EQ(result.status, 2) << option << " " << number;
+      EXPECT_THAT(result.err, HasSubstr("got " + std::string(number)));
+    }
+  }
+}
+
 TEST(CommandLineTools, JsonFileIsRefusedBeforeWorkWhereItCannotBeWritten) {
   const ToolResult result = run_tool({"doctor", "--json", "/no/such/folder/out.json"});
   EXPECT_EQ(result.status, 2);

@@ -26,11 +26,12 @@ int run(int argc, char** argv) {
   using namespace mla::cli;  // NOLINT(google-build-using-namespace): one function
   CLI::App app("Multi-head Latent Attention for serving engines", "mla");
   app.set_version_flag("--version", mla::version());
-  app.require_subcommand(1);
+  app.require_subcommand(0, 1);  // the parser asks for a missing one before it names a wrong one
   int status = kDone;
   for (const auto add_command : kCommands) add_command(app, status);
   try {
     app.parse(argc, argv);
+    if (app.get_subcommands().empty()) throw CLI::RequiredError("A command");
     return status;
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? kDone : kBadUsage;  // --help and --version end here too
