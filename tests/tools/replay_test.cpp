@@ -1,6 +1,7 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -132,6 +133,106 @@ TEST_F(ReplayTools, KnownPromptThatFillsThePoolIsServed) {
   EXPECT_EQ(report.at("requests_finished"), 2);
 }
 
+// Whatever is guessed, a request generates what the trace says and not a token more.
+TEST_F(ReplayTools, SpeculationGivesTheSameTokensInFewerSteps) {
+  const std::string trace =
+      line(100, 60, "1") + line(700, 41, "2, 3") + line(90, 1, "4") + line(30, 2, "5");
+  const int64_t decodes = 59 + 40 + 0 + 1;
+  const auto served = [&](Arguments more) {
+    more.insert(more.end(), {"--page-size", "4", "--check", "40"});
+    json report = replayed(trace, more);
+    EXPECT_EQ(report.at("requests_finished"), 4);
+    EXPECT_EQ(report.at("prefill_tokens"), 100 + 700 + 90 + 30);
+    EXPECT_EQ(report.at("decode_tokens"), decodes);
+    return report;
+  };
+  const json plain = served({"--layers", "1"});
+  EXPECT_EQ(plain.at("drafted_tokens"), 0);
+  for (const char* layers : {"1", "2", "3"}) {
+    const json report = served({"--layers", layers, "--speculate", "3"});
+    const auto drafted = report.at("drafted_tokens").get<int64_t>();
+    const auto accepted = report.at("accepted_tokens").get<int64_t>();
+    EXPECT_EQ(report.at("layers"), std::stoi(layers));
+    EXPECT_EQ(report.at("speculate"), 3);
+    EXPECT_GT(accepted, 0);
+    EXPECT_GT(report.at("rejected_tokens"), 0);
+    EXPECT_EQ(drafted, accepted + report.at("rejected_tokens").get<int64_t>());
+    EXPECT_EQ(drafted, 3 * (decodes - accepted)) << "each decode step: a token and three drafts";
+    EXPECT_LT(report.at("steps"), plain.at("steps"));
+  }
+}
+
+// Every row of every verify step against the reference: a row sees the drafts up to itself, a
+// rejected one is gone for the next step. Pages of 1 and 4 make trims drop whole pages.
+TEST_F(ReplayTools, EveryRowOfVerifyStepsIsRight) {
+  const std::string trace = line(5, 40, "1") + line(9, 23, "2") + line(1, 31, "3");
+  for (const char* page_size : {"1", "4", "64"}) {
+    for (const char* drafts : {"1", "3", "7"}) {
+      const json report = replayed(trace, {"--speculate", drafts, "--layers", "2", "--page-size",
+                                           page_size, "--check", "1000000", "--dtype", "fp32"});
+      const int64_t tokens = 5 + 9 + 1 + report.at("drafted_tokens").get<int64_t>() + 39 + 22 + 30 -
+                             report.at("accepted_tokens").get<int64_t>();
+      EXPECT_EQ(report.at("checked_rows"), tokens * 2 * 4) << "layers, heads: each row once";
+    }
+  }
+}
+
+TEST_F(ReplayTools, NothingIsLostWhenPagesRunOutWhileSpeculating) {
+  std::string trace;
+  for (int i = 0; i < 8; ++i) trace += line(200 + 10 * i, 320, std::to_string(2 * i));
+  const json report =
+      replayed(trace, {"--pages", "40", "--page-size", "16", "--check", "4", "--token-budget", "64",
+                       "--speculate", "3", "--layers", "2"});
+  EXPECT_EQ(report.at("requests_finished"), 8);
+  EXPECT_GT(report.at("preemptions"), 0);
+  EXPECT_EQ(report.at("decode_tokens"), 8 * 319);
+  EXPECT_LE(report.at("peak_pages"), 40);
+}
+
+// 64 + 17 - 1 tokens are five pages of 16; the drafts of the last step need a sixth.
+TEST_F(ReplayTools, PoolMustHoldTheDraftsOfTheLastStepToo) {
+  const std::string trace = line(64, 17, "1");
+  const Arguments five = {"--pages", "5", "--page-size", "16"};
+  EXPECT_EQ(replayed(trace, five).at("decode_tokens"), 16);
+  Arguments speculating = five;
+  speculating.insert(speculating.end(), {"--speculate", "3"});
+  const ToolResult refused = replay(trace, speculating);
+  EXPECT_EQ(refused.status, 2);
+  EXPECT_THAT(refused.err, HasSubstr("64 + 17 tokens and 3 drafts"));
+  EXPECT_THAT(refused.err, HasSubstr("--pages 6"));
+  speculating[1] = "6";
+  EXPECT_EQ(replayed(trace, speculating).at("decode_tokens"), 16);
+}
+
+TEST_F(ReplayTools, SpeculationIsTheSameForASeed) {
+  const auto served = [&](const char* seed) {
+    return replayed(kShared, {"--speculate", "3", "--layers", "2", "--check", "8", "--seed", seed});
+  };
+  const json first = served("5");
+  const json again = served("5");
+  const json other = served("6");
+  for (const char* key : {"steps", "drafted_tokens", "accepted_tokens", "output_digest"}) {
+    EXPECT_EQ(first.at(key), again.at(key)) << key;
+  }
+  EXPECT_NE(first.at("output_digest"), other.at("output_digest"));
+}
+
+TEST_F(ReplayTools, DraftsAreInTheTableWhereThereAreAny) {
+  EXPECT_THAT(replay(kShared, {"--speculate", "2"}).out, HasSubstr("accepted"));
+  EXPECT_THAT(replay(kShared, {}).out, Not(HasSubstr("accepted")));
+}
+
+// 7 rows of tokens, 2 layers, 4 heads.
+TEST_F(ReplayTools, NoRowIsCheckedTwice) {
+  const std::string trace = line(5, 1, "1") + line(2, 1, "2");
+  const json all = replayed(trace, {"--check", "56"});
+  EXPECT_EQ(all.at("checked_rows"), 56);
+  const json more = replayed(trace, {"--check", "1000000"});
+  EXPECT_EQ(more.at("checked_rows"), 56);
+  EXPECT_EQ(more.at("output_digest"), all.at("output_digest"));
+  EXPECT_EQ(replayed(trace, {"--check", "55"}).at("checked_rows"), 55);
+}
+
 TEST_F(ReplayTools, SameSeedGivesTheSameOutputsAndAnotherSeedOthers) {
   const Arguments common = {"--threads", "2", "--check", "4", "--seed"};
   const auto digest_of = [&](const char* seed) {
@@ -191,12 +292,30 @@ TEST_F(ReplayTools, InterruptEndsTheStepAndWritesNoResult) {
   std::string many;
   for (int i = 0; i < 400; ++i) many += line(400, 300, std::to_string(i));
   const ToolResult result = interrupt_tool(
-      {"replay", folder_.write("trace.jsonl", many), "--json", folder_.path("out.json")}, "10 %");
+      {"replay", folder_.write("trace.jsonl", many), "--json", folder_.path("out.json")}, "10 %",
+      SIGINT);
   EXPECT_EQ(result.status, 130) << result.err;
   EXPECT_THAT(result.out, HasSubstr("of 400"));
   EXPECT_THAT(result.out, HasSubstr("pages leaked           0"));
   EXPECT_THAT(result.err, HasSubstr("interrupted"));
   EXPECT_THAT(folder_.names(), ElementsAre("trace.jsonl"));
+}
+
+// The second step has more rows to check than the test waits for.
+TEST_F(ReplayTools, InterruptEndsBetweenCheckedRows) {
+  for (const int signal : {SIGINT, SIGTERM}) {
+    const std::string trace = line(300, 1, "1") + line(2000, 1, "2, 3, 4, 5");
+    Arguments arguments = {
+        "replay", folder_.write("trace.jsonl", trace), "--max-running", "1", "--check", "1000000"};
+    arguments.insert(arguments.end(), kSmall.begin(), kSmall.end());
+    const ToolResult result = interrupt_tool(arguments, "13 %", signal);
+    EXPECT_EQ(result.status, 130) << result.err;
+    EXPECT_THAT(result.out, HasSubstr("requests finished      2 of 2"));
+    const std::string name = "checked rows";
+    const int64_t checked = std::stoll(result.out.substr(result.out.rfind(name) + name.size()));
+    EXPECT_GE(checked, 300 * 2 * 4);
+    EXPECT_LT(checked, 2300 * 2 * 4);
+  }
 }
 
 TEST_F(ReplayTools, JsonGoesThroughALinkAndDoesNotReplaceAPipe) {
@@ -297,13 +416,18 @@ TEST_F(ReplayTools, MoreMemoryThanThereIsIsRefusedWithWhatIsNeeded) {
 
 TEST_F(ReplayTools, WrongArgumentsAreRefused) {
   const std::vector<Arguments> wrong = {
-      {"--requests", "0"},      {"--requests", "x"},       {"--length-scale", "0"},
-      {"--length-scale", "-1"}, {"--length-scale", "nan"}, {"--heads", "0"},
-      {"--heads", "1025"},      {"--layers", "0"},         {"--page-size", "0"},
-      {"--pages", "0"},         {"--pages", "-3"},         {"--token-budget", "0"},
-      {"--dtype", "int8"},      {"--threads", "0"},        {"--check", "-1"},
-      {"--seed", "-1"},         {"--kernel", "nonsense"},  {"--kv-lora-rank", "9000"},
-      {"--sm-scale", "0"},      {"--pages", "2000000000"}, {"--nonsense"}};
+      {"--requests", "0"},       {"--requests", "x"},
+      {"--length-scale", "0"},   {"--length-scale", "-1"},
+      {"--length-scale", "nan"}, {"--heads", "0"},
+      {"--heads", "1025"},       {"--layers", "0"},
+      {"--page-size", "0"},      {"--pages", "0"},
+      {"--pages", "-3"},         {"--token-budget", "0"},
+      {"--dtype", "int8"},       {"--threads", "0"},
+      {"--check", "-1"},         {"--seed", "-1"},
+      {"--kernel", "nonsense"},  {"--kv-lora-rank", "9000"},
+      {"--sm-scale", "0"},       {"--speculate", "-1"},
+      {"--speculate", "1025"},   {"--seed", "18446744073709551616"},
+      {"--pages", "2000000000"}, {"--nonsense"}};
   for (const Arguments& arguments : wrong) {
     const ToolResult result = replay(line(20, 1, "1"), arguments);
     EXPECT_EQ(result.status, 2) << testing::PrintToString(arguments) << result.err;

@@ -7,9 +7,6 @@
 
 namespace mla::cli {
 
-bool operator==(const StepItem& a, const StepItem& b) {
-  return a.request == b.request && a.begin == b.begin && a.span == b.span;
-}
 void PrintTo(const StepItem& item, std::ostream* out) {
   *out << "{request " << item.request << ", begin " << item.begin << ", span " << item.span << "}";
 }
@@ -113,6 +110,82 @@ TEST(SchedulerUnit, HitsOfARequestThatIsRefusedCountOnce) {
   const StepOutcome outcome = scheduler.complete({scheduler.start(8, 100)});
   EXPECT_EQ(outcome.hit_tokens, 8);
   EXPECT_EQ(outcome.prefill_tokens, 2);
+}
+
+// A request whose prompt of 10 tokens is computed, so that it decodes from here on.
+Scheduler decoding(const std::vector<Request>& requests, int64_t budget, int32_t num_drafts) {
+  Scheduler scheduler(requests, {.token_budget = budget}, {.num_drafts = num_drafts, .seed = 1});
+  scheduler.arrive(kEver);
+  scheduler.complete({scheduler.start(0, 100)});
+  return scheduler;
+}
+
+TEST(SchedulerUnit, DecodeStepVerifiesATokenAndItsDrafts) {
+  const std::vector<Request> requests = {request_of(10, 50)};
+  Scheduler scheduler = decoding(requests, 100, 3);
+  StepItem item = scheduler.running_items().at(0);
+  EXPECT_EQ(item.begin, 10);
+  EXPECT_EQ(item.span, 4);
+  EXPECT_EQ(item.num_drafts, 3);
+  item.num_accepted = 2;
+  const StepOutcome outcome = scheduler.complete({item});
+  EXPECT_EQ(outcome.drafted_tokens, 3);
+  EXPECT_EQ(outcome.accepted_tokens, 2);
+  EXPECT_EQ(outcome.decode_tokens, 3) << "two drafts and the token after them";
+  EXPECT_EQ(outcome.recomputed_tokens, 0);
+  EXPECT_EQ(scheduler.known_tokens(0), 14);
+  EXPECT_EQ(scheduler.running_items().at(0).begin, 13) << "the rejected draft is not stored";
+}
+
+TEST(SchedulerUnit, RejectedDraftsAreComputedAgainWithoutBeingCountedAgain) {
+  const std::vector<Request> requests = {request_of(10, 50)};
+  Scheduler scheduler = decoding(requests, 100, 3);
+  for (int64_t step = 0; step < 3; ++step) {
+    StepItem item = scheduler.running_items().at(0);
+    EXPECT_EQ(item.begin, 10 + step);
+    item.num_accepted = 0;
+    const StepOutcome outcome = scheduler.complete({item});
+    EXPECT_EQ(outcome.decode_tokens, 1);
+    EXPECT_EQ(outcome.recomputed_tokens, 0);
+  }
+}
+
+TEST(SchedulerUnit, DraftsPastTheEndOfTheRequestAreRejected) {
+  for (int64_t output = 2; output < 40; ++output) {
+    const std::vector<Request> requests = {request_of(10, output)};
+    Scheduler scheduler = decoding(requests, 100, 5);
+    int64_t decoded = 0;
+    int64_t stored = 0;
+    while (!scheduler.done()) {
+      const std::vector<StepItem> items = scheduler.running_items();
+      ASSERT_THAT(items, testing::SizeIs(1));
+      EXPECT_EQ(items[0].span, 6) << "as many rows to the end";
+      stored = items[0].kept_end();
+      decoded += scheduler.complete(items).decode_tokens;
+      ASSERT_LT(decoded, output);
+    }
+    EXPECT_EQ(decoded, output - 1);
+    EXPECT_EQ(stored, requests[0].stored_tokens());
+  }
+}
+
+TEST(SchedulerUnit, BudgetCutsDraftsBeforeTokens) {
+  const std::vector<Request> requests = {request_of(10, 50)};
+  for (const int64_t budget : {1, 2, 3}) {
+    Scheduler scheduler = decoding(requests, budget, 3);
+    const StepItem item = scheduler.running_items().at(0);
+    EXPECT_EQ(item.span, budget);
+    EXPECT_EQ(item.num_drafts, budget - 1);
+    EXPECT_LE(item.num_accepted, item.num_drafts);
+  }
+}
+
+TEST(SchedulerUnit, PromptsAreNotSpeculatedOn) {
+  const std::vector<Request> requests = {request_of(10, 5)};
+  Scheduler scheduler(requests, {.token_budget = 4}, {.num_drafts = 3, .seed = 1});
+  scheduler.arrive(kEver);
+  scheduler.complete({scheduler.start(0, 4)});
+  EXPECT_THAT(scheduler.running_items(), ElementsAre(StepItem{0, 4, 4}));
 }
 
 TEST(SchedulerUnit, NoMoreThanMaxRunningStart) {

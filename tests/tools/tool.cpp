@@ -62,12 +62,13 @@ ToolResult run_tool(const std::vector<std::string>& arguments) {
   return run_into_files(arguments, [](pid_t, const std::string&) {});
 }
 
-ToolResult interrupt_tool(const std::vector<std::string>& arguments, const std::string& text) {
-  return run_into_files(arguments, [&text](pid_t child, const std::string& err) {
+ToolResult interrupt_tool(const std::vector<std::string>& arguments, const std::string& text,
+                          int signal) {
+  return run_into_files(arguments, [&text, signal](pid_t child, const std::string& err) {
     for (int i = 0; i < 6000 && read_file(err).find(text) == std::string::npos; ++i) {
       usleep(10'000);
     }
-    kill(child, SIGINT);
+    kill(child, signal);
   });
 }
 

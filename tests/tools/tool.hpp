@@ -14,8 +14,9 @@ struct ToolResult {
 
 /// Runs the program `mla` as a user would, without a terminal, and waits for it.
 ToolResult run_tool(const std::vector<std::string>& arguments);
-/// The same, and interrupts it (Ctrl-C) once it has said `text` on standard error.
-ToolResult interrupt_tool(const std::vector<std::string>& arguments, const std::string& text);
+/// The same, and sends it `signal` (Ctrl-C: SIGINT) once it has said `text` on standard error.
+ToolResult interrupt_tool(const std::vector<std::string>& arguments, const std::string& text,
+                          int signal);
 /// Runs it on a terminal of its own; what a user would see there is in `out`.
 ToolResult run_tool_on_terminal(const std::vector<std::string>& arguments);
 

@@ -12,15 +12,15 @@ uint64_t stream_of(uint64_t seed, int32_t layer, bool query) {
 
 }  // namespace
 
-void Content::latent_row(const Request& request, int64_t position, int32_t layer, void* out) const {
-  const uint64_t key = cases::row_key(stream_of(seed_, layer, false), request.content_key(position),
-                                      static_cast<uint64_t>(position));
+void Content::latent_row(uint64_t content, int64_t position, int32_t layer, void* out) const {
+  const uint64_t key =
+      cases::row_key(stream_of(seed_, layer, false), content, static_cast<uint64_t>(position));
   cases::fill_uniform(key, dtype_, out, latent_width_);
 }
 
-void Content::query(const Request& request, int64_t position, int32_t layer, void* out) const {
-  const uint64_t key = cases::row_key(stream_of(seed_, layer, true), request.content_key(position),
-                                      static_cast<uint64_t>(position));
+void Content::query(uint64_t content, int64_t position, int32_t layer, void* out) const {
+  const uint64_t key =
+      cases::row_key(stream_of(seed_, layer, true), content, static_cast<uint64_t>(position));
   cases::fill_uniform(key, dtype_, out, num_heads_ * latent_width_);
 }
 

@@ -3,7 +3,6 @@
 #include <cstdint>
 
 #include "mla/dtype.hpp"
-#include "mla/workload.hpp"
 
 namespace mla::cli {
 
@@ -18,10 +17,10 @@ class Content {
   int64_t latent_row_bytes() const { return latent_width_ * size_of(dtype_); }
   int64_t query_bytes() const { return num_heads_ * latent_row_bytes(); }
 
-  /// What the cache holds for a token: [ckv | kpe], `out` [latent_width].
-  void latent_row(const Request& request, int64_t position, int32_t layer, void* out) const;
+  /// What the cache holds for a token of this content: [ckv | kpe], `out` [latent_width].
+  void latent_row(uint64_t content, int64_t position, int32_t layer, void* out) const;
   /// What it asks: [q_nope | q_pe] of each head, `out` [num_heads, latent_width].
-  void query(const Request& request, int64_t position, int32_t layer, void* out) const;
+  void query(uint64_t content, int64_t position, int32_t layer, void* out) const;
 
  private:
   uint64_t seed_;

@@ -2,12 +2,12 @@
 
 #include <CLI/CLI.hpp>
 #include <cfloat>
-#include <csignal>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 
 #include "mla/command.hpp"
+#include "mla/interrupt.hpp"
 #include "mla/number_option.hpp"
 #include "mla/output.hpp"
 #include "mla/progress.hpp"
@@ -17,27 +17,19 @@
 namespace mla::cli {
 namespace {
 
+constexpr uint64_t kMaxDrafts = 1024;
 constexpr int kInterrupted = 130;  // as a shell reports the signal
-
-volatile std::sig_atomic_t interrupt_seen = 0;
-
-// Lets the step in work end; a second interrupt ends the program at once.
-void on_interrupt(int signal) {
-  interrupt_seen = 1;
-  std::signal(signal, SIG_DFL);
-}
 
 // Serves the whole workload; false where the user interrupted it.
 bool serve(Server& server, bool show_progress) {
   Progress progress(server.total_tokens(), "tokens", show_progress);
-  while (!server.done()) {
-    if (interrupt_seen != 0) return false;
+  while (!server.done() && !interrupted()) {
     server.step();
     progress.show(server.served_tokens(),
                   fmt::format("{} requests done, {} at work", server.stats().requests_finished,
                               server.num_running()));
   }
-  return true;
+  return !interrupted();  // also in the last step, whose checks then were not all made
 }
 
 struct ReplayOutput {
@@ -51,8 +43,7 @@ int run_replay(const ReplayOptions& options, const ReplayOutput& output) {
   const auto requests = make_workload(trace, options.length_scale);
   check_writable(output.json);
   Server server(options, requests);
-  std::signal(SIGINT, on_interrupt);
-  std::signal(SIGTERM, on_interrupt);
+  catch_interrupts();
   const bool completed = serve(server, !output.quiet);
   server.finish();
   Roofs roofs;
@@ -103,6 +94,8 @@ void add_options(CLI::App& command, ReplayOptions& options) {
   integer("--token-budget", options.token_budget, 1, 1 << 20, "most new tokens of a step")
       ->capture_default_str();
   integer("--max-running", options.max_running, 1, kMaxRows, "most requests at work")
+      ->capture_default_str();
+  integer("--speculate", options.num_drafts, 0, kMaxDrafts, "drafts that a decode step verifies")
       ->capture_default_str();
   command
       .add_option_function<std::string>(

@@ -20,6 +20,7 @@ struct ReplayOptions {
   int64_t num_pages = 0;  ///< usable pages; 0: room for kDefaultPoolTokens
   int64_t token_budget = 2048;
   int64_t max_running = 256;
+  int32_t num_drafts = 0;  ///< that each decode step verifies
   DType dtype = DType::kBFloat16;
   int num_threads = 0;  ///< 0: every processor that may be used
   int64_t checks_per_step = 2;

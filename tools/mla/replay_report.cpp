@@ -31,6 +31,10 @@ std::string replay_table(const ReplayOptions& options, const Server& server, con
   row("prefill tokens", fmt::format("{} computed, {} found in the prefix index",
                                     stats.prefill_tokens, stats.hit_tokens));
   row("decode tokens", fmt::format("{}", stats.decode_tokens));
+  if (options.num_drafts > 0) {
+    row("drafts", fmt::format("{}: {} accepted, {} rejected", stats.drafted_tokens,
+                              stats.accepted_tokens, stats.rejected_tokens()));
+  }
   row("prefix hit rate", fmt::format("{:.1f} %", 100 * stats.prefix_hit_rate()));
   row("preemptions",
       fmt::format("{}, {} tokens computed again", stats.preemptions, stats.recomputed_tokens));
@@ -70,6 +74,7 @@ Json replay_json(const ReplayOptions& options, const Server& server, const Roofs
       {"page_size", options.page_size},
       {"pages", pool_pages(options)},
       {"token_budget", options.token_budget},
+      {"speculate", options.num_drafts},
       {"dtype", name_of(options.dtype)},
       {"threads", server.num_threads()},
       {"seed", options.seed},
@@ -78,6 +83,9 @@ Json replay_json(const ReplayOptions& options, const Server& server, const Roofs
       {"requests_failed", stats.requests_failed},
       {"prefill_tokens", stats.prefill_tokens},
       {"decode_tokens", stats.decode_tokens},
+      {"drafted_tokens", stats.drafted_tokens},
+      {"accepted_tokens", stats.accepted_tokens},
+      {"rejected_tokens", stats.rejected_tokens()},
       {"prefix_hit_tokens", stats.hit_tokens},
       {"prefix_hit_rate", stats.prefix_hit_rate()},
       {"recomputed_tokens", stats.recomputed_tokens},

@@ -13,6 +13,8 @@ struct ReplayStats {
   int64_t prefill_tokens = 0;
   int64_t hit_tokens = 0;
   int64_t decode_tokens = 0;
+  int64_t drafted_tokens = 0;
+  int64_t accepted_tokens = 0;  ///< drafts that were right: part of the decode tokens
   int64_t recomputed_tokens = 0;
   int64_t preemptions = 0;
   int64_t peak_pages = 0;    ///< the most that requests held at a time
@@ -21,8 +23,8 @@ struct ReplayStats {
   std::vector<double> step_s;
   double schedule_s = 0;   ///< choice of the step, admission
   double plan_s = 0;       ///< page lists and the attention's plan
-  double append_s = 0;     ///< new rows into the pool, commit
-  double attention_s = 0;  ///< PagedAttention::run
+  double append_s = 0;     ///< new rows into the pool, commit, trim
+  double attention_s = 0;  ///< AttentionResource::run
   double generate_s = 0;
   double check_s = 0;
   double wall_s = 0;
@@ -35,6 +37,7 @@ struct ReplayStats {
   double max_bound_share = 0;  ///< largest error as a share of what its bound allows
   uint64_t output_digest = 0;  ///< of the bits of all checked rows: equal runs have equal digests
 
+  int64_t rejected_tokens() const { return drafted_tokens - accepted_tokens; }
   double prefix_hit_rate() const;
   double gflops() const { return attention_s > 0 ? attention_flops / attention_s * 1e-9 : 0; }
   double gbytes_per_s() const { return attention_s > 0 ? attention_bytes / attention_s * 1e-9 : 0; }

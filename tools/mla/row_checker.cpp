@@ -6,9 +6,11 @@
 #include <array>
 #include <bit>
 #include <cmath>
+#include <numeric>
 
 #include "cases/error_bound.hpp"
 #include "cases/random.hpp"
+#include "mla/interrupt.hpp"
 #include "mla/reference.hpp"
 
 namespace mla::cli {
@@ -47,37 +49,65 @@ RowChecker::RowChecker(const ReplayOptions& options, const Geometry& geometry,
       expected_(static_cast<size_t>(geometry.kv_lora_rank)) {}
 
 void RowChecker::choose(const std::vector<StepItem>& items) {
-  std::vector<int64_t> first_token(items.size());
-  int64_t token = 0;
-  for (size_t i = 0; i < items.size(); ++i) {
-    first_token[i] = token;
-    token += items[i].span;
-  }
   samples_.clear();
-  for (int64_t i = 0; i < options_.checks_per_step; ++i, ++num_chosen_) {
-    const uint64_t key =
-        cases::row_key(options_.seed, kSampleStream, static_cast<uint64_t>(num_chosen_));
-    const auto draw = [key](uint32_t column, int64_t below) {
-      return static_cast<int64_t>(cases::random_bits(key, column) % static_cast<uint64_t>(below));
-    };
-    const auto item_idx = static_cast<size_t>(draw(0, static_cast<int64_t>(items.size())));
-    const StepItem& item = items[item_idx];
-    const int64_t offset = draw(1, item.span);
-    samples_.push_back({.request = item.request,
-                        .position = item.begin + offset,
-                        .token = first_token[item_idx] + offset,
-                        .layer = static_cast<int32_t>(draw(2, options_.num_layers)),
-                        .head = static_cast<int32_t>(draw(3, options_.num_heads))});
+  const std::vector<int64_t> shares = share_out(items);
+  int64_t first_token = 0;
+  for (size_t i = 0; i < items.size(); ++i) {
+    const StepItem& item = items[i];
+    for (const int64_t row : draw_set(shares[i], num_rows(item))) {
+      const int64_t offset = row / options_.num_heads % item.span;
+      samples_.push_back({.item = item,
+                          .position = item.begin + offset,
+                          .token = first_token + offset,
+                          .layer = static_cast<int32_t>(row / options_.num_heads / item.span),
+                          .head = static_cast<int32_t>(row % options_.num_heads)});
+    }
+    first_token += item.span;
   }
+}
+
+int64_t RowChecker::num_rows(const StepItem& item) const {
+  return int64_t{item.span} * options_.num_layers * options_.num_heads;
+}
+
+std::vector<int64_t> RowChecker::share_out(const std::vector<StepItem>& items) {
+  std::vector<int64_t> shares(items.size());
+  std::vector<size_t> open(items.size());  // those with rows left
+  std::iota(open.begin(), open.end(), 0);
+  std::ranges::rotate(open, open.begin() + draw(static_cast<int64_t>(items.size())));
+  for (int64_t left = options_.checks_per_step; left > 0 && !open.empty();) {
+    for (const size_t i : open) {
+      if (left-- > 0) ++shares[i];
+    }
+    std::erase_if(open, [&](size_t i) { return shares[i] == num_rows(items[i]); });
+  }
+  return shares;
+}
+
+std::set<int64_t> RowChecker::draw_set(int64_t count, int64_t below) {
+  std::set<int64_t> drawn;  // Floyd's sampling
+  for (int64_t last = below - count; last < below; ++last) {
+    if (!drawn.insert(draw(last + 1)).second) drawn.insert(last);
+  }
+  return drawn;
+}
+
+int64_t RowChecker::draw(int64_t below) {
+  const uint64_t bits = cases::row_key(options_.seed, kSampleStream, num_drawn_++);
+  return static_cast<int64_t>(bits % static_cast<uint64_t>(below));
 }
 
 void RowChecker::redraw(const Request& request, const Sample& sample) {
   const int64_t row_bytes = content_.latent_row_bytes();
   keys_.resize(static_cast<size_t>((sample.position + 1) * row_bytes));
+  const auto content = [&](int64_t position) {
+    return content_key(request, sample.item, position);
+  };
   for (int64_t position = 0; position <= sample.position; ++position) {
-    content_.latent_row(request, position, sample.layer, keys_.data() + position * row_bytes);
+    content_.latent_row(content(position), position, sample.layer,
+                        keys_.data() + position * row_bytes);
   }
-  content_.query(request, sample.position, sample.layer, query_.data());
+  content_.query(content(sample.position), sample.position, sample.layer, query_.data());
 }
 
 void RowChecker::check(const std::vector<Request>& requests, int32_t layer,
@@ -85,7 +115,8 @@ void RowChecker::check(const std::vector<Request>& requests, int32_t layer,
                        ReplayStats& stats) {
   for (const Sample& sample : samples_) {
     if (sample.layer != layer) continue;
-    redraw(requests[static_cast<size_t>(sample.request)], sample);
+    if (interrupted()) return;
+    redraw(requests[static_cast<size_t>(sample.item.request)], sample);
     // One request of one query, whose keys are one page.
     const auto num_keys = static_cast<int32_t>(sample.position + 1);
     const std::array<int32_t, 2> indptr{0, 1};
@@ -140,14 +171,15 @@ void RowChecker::compare(const Sample& sample, const ReferenceRow& expected,
 
 void RowChecker::note_failure(const Sample& sample, double error, double lse_error,
                               double bound_share) {
-  if (std::ranges::find(failed_requests_, sample.request) == failed_requests_.end()) {
-    failed_requests_.push_back(sample.request);
+  if (std::ranges::find(failed_requests_, sample.item.request) == failed_requests_.end()) {
+    failed_requests_.push_back(sample.item.request);
   }
   if (messages_.size() == kMostMessages) return;
   messages_.push_back(fmt::format(
       "request {} position {} layer {} head {}: error {:.3g}, of the LSE {:.3g}: {:.3g} times what "
       "the contract allows",
-      sample.request, sample.position, sample.layer, sample.head, error, lse_error, bound_share));
+      sample.item.request, sample.position, sample.layer, sample.head, error, lse_error,
+      bound_share));
 }
 
 }  // namespace mla::cli

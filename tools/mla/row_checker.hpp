@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -10,7 +11,7 @@
 #include "mla/reference.hpp"
 #include "mla/replay_options.hpp"
 #include "mla/replay_stats.hpp"
-#include "mla/scheduler.hpp"
+#include "mla/step_item.hpp"
 
 namespace mla::cli {
 
@@ -21,12 +22,12 @@ class RowChecker {
  public:
   RowChecker(const ReplayOptions& options, const Geometry& geometry, const Content& content);
 
-  /// Chooses the step's samples: requests alike, whatever their share of the step, so that decode
-  /// rows are seen beside long prefill chunks.
+  /// Chooses the step's samples, each row (a token, a layer, a head) at most once: requests alike,
+  /// whatever their share of the step, so that decode rows are seen beside long prefill chunks.
   void choose(const std::vector<StepItem>& items);
 
-  /// Checks those of `layer`. out [T, H, rank] and lse [T, H] of the step, packed in the order of
-  /// its items.
+  /// Checks those of `layer`; none after an interrupt. out [T, H, rank] and lse [T, H] of the step,
+  /// packed in the order of its items.
   void check(const std::vector<Request>& requests, int32_t layer, const ConstTensor<3>& out,
              const TensorView<const float, 2>& lse, ReplayStats& stats);
 
@@ -36,12 +37,21 @@ class RowChecker {
 
  private:
   struct Sample {
-    int64_t request;
+    StepItem item;
     int64_t position;
     int64_t token;  // in the packed step
     int32_t layer;
     int32_t head;
   };
+
+  /// Rows that the item has: its tokens in every layer and head.
+  int64_t num_rows(const StepItem& item) const;
+  /// How many rows of each item are checked: one more of each in turn, from a random one on, until
+  /// there are enough or no row is left.
+  std::vector<int64_t> share_out(const std::vector<StepItem>& items);
+  /// `count` different numbers below `below`, every such set as likely as another.
+  std::set<int64_t> draw_set(int64_t count, int64_t below);
+  int64_t draw(int64_t below);
 
   /// Draws the sample's keys and its query again.
   void redraw(const Request& request, const Sample& sample);
@@ -52,7 +62,7 @@ class RowChecker {
   const ReplayOptions& options_;
   Geometry geometry_;
   const Content& content_;
-  int64_t num_chosen_ = 0;
+  uint64_t num_drawn_ = 0;
   std::vector<Sample> samples_;
   std::vector<std::byte> keys_;
   std::vector<std::byte> query_;

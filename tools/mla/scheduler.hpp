@@ -5,16 +5,10 @@
 #include <optional>
 #include <vector>
 
+#include "mla/step_item.hpp"
 #include "mla/workload.hpp"
 
 namespace mla::cli {
-
-/// One request's part of a step: its tokens begin .. begin + span - 1 are computed.
-struct StepItem {
-  int64_t request = 0;  ///< index into the workload
-  int64_t begin = 0;
-  int32_t span = 0;
-};
 
 struct SchedulerLimits {
   int64_t token_budget = 2048;  ///< new tokens of a step, all requests together
@@ -27,6 +21,8 @@ struct StepOutcome {
   int64_t hit_tokens = 0;         ///< prompt tokens found in the cache instead, the first time
   int64_t decode_tokens = 0;      ///< output tokens after the first of their request
   int64_t recomputed_tokens = 0;  ///< tokens that a removed request had computed already
+  int64_t drafted_tokens = 0;     ///< guesses that were verified
+  int64_t accepted_tokens = 0;    ///< those that were right: decode tokens too
   std::vector<int64_t> finished;
 };
 
@@ -40,15 +36,17 @@ struct StepOutcome {
 class Scheduler {
  public:
   /// Both are lent. Requests arrive only through arrive().
-  Scheduler(const std::vector<Request>& requests, const SchedulerLimits& limits);
+  Scheduler(const std::vector<Request>& requests, const SchedulerLimits& limits,
+            const Speculation& speculation = {});
 
   /// Lets the requests with arrival_ms <= now_ms join the queue. Infinity: all of them.
   void arrive(double now_ms);
   /// When the next request joins the queue; none where all have.
   std::optional<double> next_arrival_ms() const;
 
-  /// Shares of the running requests under the budget: one token for each that decodes, then what
-  /// is left to those that still have known tokens to compute, oldest first.
+  /// Shares of the running requests under the budget: for each that decodes a token and its drafts
+  /// (fewer where the budget ends), then what is left to those that still have known tokens to
+  /// compute, oldest first. No draft past the end of its request is accepted.
   std::vector<StepItem> running_items() const;
 
   /// The request that starts next; none where nobody waits or max_running are at work.
@@ -64,13 +62,16 @@ class Scheduler {
   /// Puts last_come() back to the head of the queue and takes it out of `items`.
   void put_back_last(std::vector<StepItem>& items);
 
-  /// The step was computed: every request whose known tokens are all stored generates one more.
+  /// The step was computed, and what it rejected was trimmed: every request whose known tokens are
+  /// all stored generates one more than it had drafts accepted.
   StepOutcome complete(const std::vector<StepItem>& items);
 
   const std::vector<int64_t>& running() const { return running_; }
   bool done() const { return num_finished_ == static_cast<int64_t>(requests_->size()); }
 
  private:
+  StepItem decode_item(int64_t request, int64_t budget) const;
+
   struct Progress {
     int64_t stored = 0;       // tokens in the cache
     int64_t generated = 0;    // output tokens so far
@@ -79,6 +80,7 @@ class Scheduler {
 
   const std::vector<Request>* requests_;
   SchedulerLimits limits_;
+  Speculation speculation_;
   std::vector<Progress> progress_;
   std::vector<int64_t> arrivals_;  // all requests in order of arrival
   size_t num_arrived_ = 0;

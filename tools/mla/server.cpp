@@ -17,8 +17,6 @@ namespace {
 
 constexpr double kLongestSleepMs = 50;  // so that an interrupt is seen
 
-int64_t pages_of(int64_t tokens, int64_t page_size) { return (tokens + page_size - 1) / page_size; }
-
 PoolConfig pool_config(const ReplayOptions& options) {
   PoolConfig config;
   config.num_layers = options.num_layers;
@@ -45,13 +43,15 @@ void check_memory(const ReplayOptions& options) {
 
 void check_requests_fit(const ReplayOptions& options, const std::vector<Request>& requests) {
   for (size_t i = 0; i < requests.size(); ++i) {
-    const int64_t needed = pages_of(requests[i].stored_tokens(), options.page_size);
+    const int64_t needed = pages_of(requests[i].peak_tokens(options.num_drafts), options.page_size);
     if (needed <= pool_pages(options)) continue;
+    const std::string drafts =
+        options.num_drafts > 0 ? fmt::format(" and {} drafts", options.num_drafts) : "";
     throw UsageError(fmt::format(
-        "request {} of the trace needs {} pages of {} tokens for its {} + {} tokens, and the pool "
-        "has {}: give --pages {} or a smaller --length-scale",
+        "request {} of the trace needs {} pages of {} tokens for its {} + {} tokens{}, and the "
+        "pool has {}: give --pages {} or a smaller --length-scale",
         i + 1, needed, options.page_size, requests[i].prompt_tokens, requests[i].output_tokens,
-        pool_pages(options), needed));
+        drafts, pool_pages(options), needed));
   }
 }
 
@@ -76,7 +76,8 @@ Server::Server(const ReplayOptions& options, const std::vector<Request>& request
       pool_(pool_config(options)),
       kv_(pool_),
       scheduler_(requests,
-                 {.token_budget = options.token_budget, .max_running = options.max_running}),
+                 {.token_budget = options.token_budget, .max_running = options.max_running},
+                 {.num_drafts = options.num_drafts, .seed = options.seed}),
       executor_(options, requests, pool_, kv_),
       begin_s_(now_s()) {
   for (const Request& request : requests) total_tokens_ += request.stored_tokens();
@@ -110,19 +111,14 @@ std::vector<StepItem> Server::admit_step() {
   while (!scheduler_.running().empty()) {
     // All that had a share may have been put back for one that had none.
     if (items.empty()) items = scheduler_.running_items();
-    std::vector<Segment> segments;
-    segments.reserve(items.size());
-    for (const StepItem& item : items) {
-      segments.push_back({.request = static_cast<RequestId>(item.request), .span = item.span});
-    }
-    if (kv_.admit(segments)) break;
+    if (executor_.admit(items)) break;
     if (scheduler_.running().size() > 1) {
       put_back_last(items, num_old);
       continue;
     }
     // Alone it fits, once no page needs a copy for the sake of the prefix index.
     kv_.drop_prefixes();
-    if (kv_.admit(segments)) break;
+    if (executor_.admit(items)) break;
     throw std::logic_error("a request that fits in the pool was not admitted alone");
   }
   stats_.peak_pages =
@@ -145,7 +141,7 @@ void Server::start_waiting(std::vector<StepItem>& items) {
 }
 
 // Whether all known tokens of `request` would fit beside what the running requests still need for
-// theirs and a token more: without it requests would start only to be put back.
+// theirs, a token more and its drafts: without it requests would start only to be put back.
 bool Server::has_room(int64_t request) const {
   const auto& running = scheduler_.running();
   if (running.empty()) return true;
@@ -154,7 +150,8 @@ bool Server::has_room(int64_t request) const {
     const auto held =
         static_cast<int64_t>(kv_.pages({.request = static_cast<RequestId>(other)}).size());
     needed += std::max<int64_t>(
-        0, pages_of(scheduler_.known_tokens(other) + 1, options_.page_size) - held);
+        0, pages_of(scheduler_.known_tokens(other) + 1 + options_.num_drafts, options_.page_size) -
+               held);
   }
   return needed <= kv_.free_pages() + kv_.cached_pages();
 }
@@ -172,6 +169,8 @@ void Server::account(const std::vector<StepItem>& items) {
   stats_.hit_tokens += outcome.hit_tokens;
   stats_.decode_tokens += outcome.decode_tokens;
   stats_.recomputed_tokens += outcome.recomputed_tokens;
+  stats_.drafted_tokens += outcome.drafted_tokens;
+  stats_.accepted_tokens += outcome.accepted_tokens;
   for (const int64_t request : outcome.finished) {
     kv_.remove(static_cast<RequestId>(request));
     ++stats_.requests_finished;

@@ -14,8 +14,8 @@
 namespace mla::cli {
 
 /// A small serving engine: it serves a workload step by step from a bounded pool. Each step is
-/// chosen (scheduler), admitted (KV resource; requests are put back while pages are short),
-/// executed (attention) and accounted for.
+/// chosen (scheduler), admitted (requests are put back while pages are short), executed and
+/// accounted for.
 class Server {
  public:
   /// `requests` is lent. Throws UsageError where a request does not fit alone in the pool or the

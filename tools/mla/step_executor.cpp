@@ -1,7 +1,6 @@
 #include "mla/step_executor.hpp"
 
 #include <algorithm>
-#include <array>
 #include <functional>
 #include <utility>
 
@@ -25,7 +24,7 @@ int64_t most_listed_pages(const ReplayOptions& options, const std::vector<Reques
   std::vector<int64_t> pages;
   pages.reserve(requests.size());
   for (const Request& request : requests) {
-    pages.push_back((request.stored_tokens() + options.page_size - 1) / options.page_size);
+    pages.push_back(pages_of(request.peak_tokens(options.num_drafts), options.page_size));
   }
   std::ranges::sort(pages, std::greater<>());
   int64_t total = 0;
@@ -34,17 +33,18 @@ int64_t most_listed_pages(const ReplayOptions& options, const std::vector<Reques
   return std::min(total, kMaxListedPages);
 }
 
-AttentionConfig config_of(const ReplayOptions& options, const std::vector<Request>& requests,
-                          const LatentPool& pool, std::shared_ptr<Executor> executor) {
-  AttentionConfig config;
-  config.geometry = geometry_of(options);
-  config.num_pages = pool.total_pages();
-  config.limits = {.max_rows = options.max_running,
-                   .max_tokens = options.token_budget,
-                   .max_listed_pages = most_listed_pages(options, requests)};
-  config.kernel = options.kernel;
-  config.executor = std::move(executor);
-  return config;
+AttentionOptions attention_options(const ReplayOptions& options,
+                                   const std::vector<Request>& requests,
+                                   std::shared_ptr<Executor> executor) {
+  AttentionOptions attention;
+  attention.geometry = geometry_of(options);
+  attention.sm_scale = static_cast<float>(options.sm_scale);
+  attention.limits = {.max_rows = options.max_running,
+                      .max_tokens = options.token_budget,
+                      .max_listed_pages = most_listed_pages(options, requests)};
+  attention.kernel = options.kernel;
+  attention.executor = std::move(executor);
+  return attention;
 }
 
 // Runs `work` and adds the seconds it took.
@@ -58,32 +58,32 @@ void timed(double& seconds, const Work& work) {
 }  // namespace
 
 StepExecutor::StepExecutor(const ReplayOptions& options, const std::vector<Request>& requests,
-                           LatentPool& pool, KvResource& kv)
+                           const LatentPool& pool, KvResource& kv)
     : requests_(requests),
-      pool_(pool),
       kv_(kv),
       num_layers_(options.num_layers),
       geometry_(geometry_of(options)),
-      plan_options_{.sm_scale = static_cast<float>(options.sm_scale), .causal = true},
       executor_(options.num_threads == 0 ? Executor::shared()
                                          : std::make_shared<Executor>(options.num_threads)),
-      attention_(config_of(options, requests, pool, executor_)),
+      attention_(pool, kv.key(), attention_options(options, requests, executor_)),
+      runner_({&kv, &attention_}),
       content_(options.seed, options.dtype, geometry_.latent_width(), options.num_heads),
-      checker_(options, geometry_, content_) {
-  const auto budget = static_cast<size_t>(options.token_budget);
-  const auto heads = static_cast<size_t>(options.num_heads);
-  rows_.resize(budget * static_cast<size_t>(content_.latent_row_bytes()));
-  queries_.resize(budget * static_cast<size_t>(content_.query_bytes()));
-  out_.resize(budget * heads * static_cast<size_t>(options.kv_lora_rank * size_of(options.dtype)));
-  lse_.resize(budget * heads);
+      checker_(options, geometry_, content_),
+      tensors_(geometry_, options.token_budget) {
+  step_.part<AttentionStep>(attention_.key());  // one causal pass over all rows of the step
 }
 
 int64_t StepExecutor::buffer_bytes(const ReplayOptions& options) {
-  const int64_t width = int64_t{options.kv_lora_rank} + options.qk_rope_head_dim;
-  const int64_t of_a_head = (width + options.kv_lora_rank) * size_of(options.dtype);
-  const int64_t of_a_token =
-      width * size_of(options.dtype) + options.num_heads * (of_a_head + int64_t{sizeof(float)});
-  return options.token_budget * of_a_token;
+  return StepTensors::bytes(geometry_of(options), options.token_budget);
+}
+
+AdmitResult StepExecutor::admit(const std::vector<StepItem>& items) {
+  std::vector<Segment>& segments = step_.part<KvStep>(kv_.key()).segments;
+  segments.clear();
+  for (const StepItem& item : items) {
+    segments.push_back({.request = static_cast<RequestId>(item.request), .span = item.span});
+  }
+  return runner_.admit(step_);
 }
 
 double StepExecutor::run(const std::vector<StepItem>& items, ReplayStats& stats) {
@@ -91,38 +91,13 @@ double StepExecutor::run(const std::vector<StepItem>& items, ReplayStats& stats)
   checker_.choose(items);
   count_work(items, stats);
   ReplayStats times;  // of this step
-  timed(times.plan_s, [&] {
-    kv_.plan();
-    attention_.plan(kv_.label_plan().batch(), plan_options_);
-  });
-
-  const auto num_tokens = static_cast<int64_t>(tokens_.size());
-  const int64_t rank = geometry_.kv_lora_rank;
-  const int64_t rope = geometry_.qk_rope_head_dim;
-  const int64_t heads = geometry_.num_heads;
-  const DType dtype = geometry_.dtype;
-  const ConstTensor<2> rows = contiguous_view(static_cast<const void*>(rows_.data()),
-                                              std::array{num_tokens, rank + rope}, dtype);
-  const ConstTensor<3> queries = contiguous_view(static_cast<const void*>(queries_.data()),
-                                                 std::array{num_tokens, heads, rank + rope}, dtype);
-  const Tensor<3> out =
-      contiguous_view(static_cast<void*>(out_.data()), std::array{num_tokens, heads, rank}, dtype);
-  const TensorView<float, 2> lse = contiguous_view(lse_.data(), std::array{num_tokens, heads});
-
+  timed(times.plan_s, [&] { runner_.plan(step_); });
+  const StepViews views = tensors_.views(static_cast<int64_t>(tokens_.size()));
   for (int32_t layer = 0; layer < num_layers_; ++layer) {
-    timed(times.generate_s, [&] { draw(layer); });
-    timed(times.append_s,
-          [&] { kv_.write(layer, "main", columns(rows, 0, rank), columns(rows, rank, rope)); });
-    timed(times.attention_s, [&] {
-      attention_.run({.q_nope = columns(queries, 0, rank),
-                      .q_pe = columns(queries, rank, rope),
-                      .cache = std::as_const(pool_).views(layer),
-                      .out = out,
-                      .lse = lse});
-    });
-    timed(times.check_s, [&] { checker_.check(requests_, layer, out, lse, stats); });
+    run_layer(layer, views, times);
+    timed(times.check_s, [&] { checker_.check(requests_, layer, views.out, views.lse, stats); });
   }
-  timed(times.append_s, [&] { kv_.commit(); });
+  timed(times.append_s, [&] { commit(items); });
 
   stats.plan_s += times.plan_s;
   stats.append_s += times.append_s;
@@ -135,8 +110,10 @@ double StepExecutor::run(const std::vector<StepItem>& items, ReplayStats& stats)
 void StepExecutor::lay_out_tokens(const std::vector<StepItem>& items) {
   tokens_.clear();
   for (const StepItem& item : items) {
-    const Request* request = &requests_[static_cast<size_t>(item.request)];
-    for (int64_t i = 0; i < item.span; ++i) tokens_.push_back({request, item.begin + i});
+    const Request& request = requests_[static_cast<size_t>(item.request)];
+    for (int64_t position = item.begin; position < item.begin + item.span; ++position) {
+      tokens_.push_back({content_key(request, item, position), position});
+    }
   }
 }
 
@@ -144,13 +121,36 @@ void StepExecutor::draw(int32_t layer) {
   const int num_workers = executor_->num_threads();
   executor_->run([&](int worker) {
     for (size_t t = static_cast<size_t>(worker); t < tokens_.size(); t += num_workers) {
-      const auto [request, position] = tokens_[t];
-      const auto row = static_cast<int64_t>(t);
-      content_.latent_row(*request, position, layer,
-                          rows_.data() + row * content_.latent_row_bytes());
-      content_.query(*request, position, layer, queries_.data() + row * content_.query_bytes());
+      const auto [content, position] = tokens_[t];
+      const auto token = static_cast<int64_t>(t);
+      content_.latent_row(content, position, layer, tensors_.row(token));
+      content_.query(content, position, layer, tensors_.query(token));
     }
   });
+}
+
+void StepExecutor::run_layer(int32_t layer, const StepViews& views, ReplayStats& times) {
+  const int64_t rank = geometry_.kv_lora_rank;
+  const int64_t rope = geometry_.qk_rope_head_dim;
+  timed(times.generate_s, [&] { draw(layer); });
+  timed(times.append_s, [&] {
+    kv_.write(layer, "main", columns(views.rows, 0, rank), columns(views.rows, rank, rope));
+  });
+  timed(times.attention_s, [&] {
+    attention_.run({.q_nope = columns(views.queries, 0, rank),
+                    .q_pe = columns(views.queries, rank, rope),
+                    .out = views.out,
+                    .lse = views.lse,
+                    .layer = layer});
+  });
+}
+
+void StepExecutor::commit(const std::vector<StepItem>& items) {
+  runner_.commit();
+  for (const StepItem& item : items) {
+    if (item.num_rejected() == 0) continue;
+    kv_.trim({.request = static_cast<RequestId>(item.request)}, item.num_rejected());
+  }
 }
 
 void StepExecutor::count_work(const std::vector<StepItem>& items, ReplayStats& stats) const {

@@ -27,7 +27,17 @@ struct Request {
   std::vector<PageKey> page_keys(int64_t page_size) const;
   /// Tokens that the cache holds at the end: what is generated last is never fed back.
   int64_t stored_tokens() const { return prompt_tokens + output_tokens - 1; }
+  /// The most that it holds at a time where each decode step verifies `num_drafts` more: those of
+  /// the last step are past its end.
+  int64_t peak_tokens(int64_t num_drafts) const {
+    return stored_tokens() + (output_tokens > 1 ? num_drafts : 0);
+  }
 };
+
+/// Pages that `tokens` take.
+inline int64_t pages_of(int64_t tokens, int64_t page_size) {
+  return (tokens + page_size - 1) / page_size;
+}
 
 /// Scales the lengths of a trace and its blocks alike, so that the shares of the requests in each
 /// other's prompts stay: a block has max(1, floor(512 * scale)) tokens, a whole block of the input
