@@ -44,7 +44,7 @@ class MLA_API StepRunner {
   AdmitResult admit(const Step& step);
   /// Plans the admitted step, the same that admit got, in every resource, and publishes each plan
   /// to those after it. Results are valid until the next plan. Where a resource throws, the step
-  /// stays admitted and may be planned again or abandoned.
+  /// is abandoned, an early one with it.
   const PlanResults& plan(const Step& step, const SlotLease& lease = {}, Stream stream = {});
   /// Ends the planned step; it is in every resource.
   void commit();
@@ -63,6 +63,8 @@ class MLA_API StepRunner {
 
   /// Plans of the step in flight. Throws InvalidState (nothing planned).
   const PlanResults& results() const;
+  /// Plans of the step that was planned early. Throws InvalidState (none is).
+  const PlanResults& early_results() const;
 
   /// Resource::order_replay of every resource.
   void order_replay(Stream stream);

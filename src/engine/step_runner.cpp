@@ -272,6 +272,12 @@ const PlanResults& StepRunner::results() const {
   return impl_->results;
 }
 
+const PlanResults& StepRunner::early_results() const {
+  impl_->require_early(impl_->early == EarlyPhase::kPlanned, "StepRunner::early_results",
+                       "a pre-planned one");
+  return impl_->early_results;
+}
+
 void StepRunner::order_replay(Stream stream) {
   for (Resource* resource : impl_->order) resource->order_replay(stream);
 }

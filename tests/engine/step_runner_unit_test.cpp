@@ -227,13 +227,17 @@ TEST_F(StepRunnerUnit, AnEarlyStepIsAdmittedAndPlannedWhileTheOtherIsInFlight) {
   runner.plan(step);
   take();
   ASSERT_TRUE(runner.pre_admit(step));
-  runner.pre_plan(step, {.slot = 1});
+  EXPECT_THROW(runner.early_results(), InvalidState);
+  const PlanResults& early = runner.pre_plan(step, {.slot = 1});
+  EXPECT_EQ(&runner.early_results(), &early);
+  EXPECT_NE(&runner.results(), &early);
   EXPECT_EQ(attention.seen, 2) << "the early plan of kv";
   EXPECT_THAT(take(), ElementsAre("kv.pre_admit", "attention.pre_admit", "plain.pre_admit",
                                   "kv.pre_plan", "attention.pre_plan"));
   runner.commit();
   ASSERT_TRUE(runner.admit(step));
   runner.plan(step, {.slot = 1});
+  EXPECT_THROW(runner.early_results(), InvalidState);
   EXPECT_TRUE(runner.pre_admit(step)) << "the early step was taken over";
 }
 
