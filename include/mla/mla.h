@@ -1,5 +1,7 @@
 /* The C interface of libmla (C99), for engines in C, Rust, Go or Python: what attention.hpp,
- * supports.hpp, merge.hpp and executor.hpp offer, with the same behaviour.
+ * supports.hpp, merge.hpp and executor.hpp offer, with the same behaviour. mla_cache.h goes on with
+ * the paged pool and who holds its pages, mla_engine.h with the steps of an engine; docs/capi.md
+ * has the rules and an example.
  *
  * Errors     Every call that can fail returns a status; mla_last_error() has the text. A call that
  *            failed changed nothing, and no C++ exception leaves the library.
@@ -9,7 +11,8 @@
  *            newer header added and this library does not know is refused unless it is zero.
  * Ownership  What is passed in stays the caller's. Memory behind mla_attention_config.scratch must
  *            outlive the object, tensors need only outlive the call (on the CPU). Handles are freed
- *            by their destroy call, which takes null. Texts are the library's.
+ *            by their destroy call, which takes null. A pointer to anything but a living handle of
+ *            the right type is refused where that can be told. Texts are the library's.
  * Blocking   On the CPU a call returns when its work is done. A stream is ignored there.
  * Threads    Different objects may be used at once from different threads, calls on one object may
  *            not overlap. The last error is each thread's own.
@@ -157,8 +160,8 @@ typedef struct mla_attention_config {
   int64_t max_rows;
   int64_t max_tokens;
   int64_t max_listed_pages;
-  /* Both above 0: a lease. Rows and tokens are fixed for the object's life, plans may have fewer,
-   * and run writes every row of the bucket. */
+  /* Both 0, or both above: a lease. Rows and tokens are fixed for the object's life, plans may have
+   * fewer, and run writes every row of the bucket. */
   int64_t bucket_rows;
   int64_t bucket_tokens;
   /* At most one above 0, else the planner decides. fixed: parts of this many tokens counted from
@@ -170,7 +173,7 @@ typedef struct mla_attention_config {
   const char* kernel;     /* one of the device's table; null or "": the first that fits */
   mla_executor* executor; /* CPU only; null: one for the process, a thread for each processor */
   /* At least mla_attention_scratch_bytes, aligned to 64 bytes, on the device; its contents never
-   * matter. Null: the object owns its scratch. */
+   * matter. Null and 0: the object owns its scratch. */
   void* scratch;
   size_t scratch_bytes;
 } mla_attention_config;

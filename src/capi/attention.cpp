@@ -6,12 +6,17 @@
 
 using namespace mla::capi;  // NOLINT(google-build-using-namespace): C calls live in no namespace
 
-struct mla_attention {  // NOLINT(readability-identifier-naming): declared by mla.h
+struct mla_attention  // NOLINT(readability-identifier-naming): declared by mla.h
+    : Handle<mla_attention> {
+  static constexpr const char* kName = "mla_attention";
+  explicit mla_attention(const mla::AttentionConfig& config) : object(config) {}
+
   mla::PagedAttention object;
 };
 
 namespace {
 
+// All but the scratch.
 mla::AttentionConfig config_from_c(const mla_attention_config* config, const char* where) {
   const mla_attention_config given = read_struct(config, "config", where);
   mla::AttentionConfig read;
@@ -19,47 +24,27 @@ mla::AttentionConfig config_from_c(const mla_attention_config* config, const cha
   read.num_pages = given.num_pages;
   read.device = device_from_c(given.device, "config", where);
   if (given.strides != nullptr) read.strides = strides_from_c(*given.strides);
-  if (given.max_rows != 0) read.limits.max_rows = given.max_rows;
-  if (given.max_tokens != 0) read.limits.max_tokens = given.max_tokens;
-  if (given.max_listed_pages != 0) read.limits.max_listed_pages = given.max_listed_pages;
-  if (given.bucket_rows != 0 || given.bucket_tokens != 0) {
-    read.bucket = {.num_rows = given.bucket_rows, .num_tokens = given.bucket_tokens};
-  }
+  read.limits = limits_from_c(given.max_rows, given.max_tokens, given.max_listed_pages);
+  read.bucket = bucket_from_c(given.bucket_rows, given.bucket_tokens, "config", where);
   read.splits = {.fixed_tokens = given.fixed_split_tokens, .forced_count = given.forced_splits};
   read.capture = flag_from_c(given.capture, "config.capture", where);
   if (given.kernel != nullptr) read.kernel = given.kernel;
-  if (given.executor != nullptr) read.executor = given.executor->shared;
-  if (given.scratch != nullptr) {
-    read.scratch = {static_cast<std::byte*>(given.scratch), given.scratch_bytes};
-  }
+  read.executor = executor_from_c(given.executor, where);
   return read;
-}
-
-// `count` entries; null stands for none.
-std::span<const int32_t> array_from_c(const int32_t* entries, int64_t count) {
-  return entries == nullptr ? std::span<const int32_t>()
-                            : std::span(entries, static_cast<size_t>(count));
 }
 
 mla::Batch batch_from_c(const mla_batch* batch, const char* where) {
   const mla_batch given = read_struct(batch, "batch", where);
-  const auto check_count = [where](const char* name, int64_t count, int64_t most) {
-    if (count >= 0 && count <= most) return;
-    mla::throw_invalid({.what = name,
-                        .where = where,
-                        .expected = "0 to " + std::to_string(most),
-                        .got = std::to_string(count)});
+  check_count(given.num_rows, mla::kMaxRows, "batch.num_rows", where);
+  const auto lengths = [&](const int32_t* array) {  // one of the two is left out
+    return std::span(array, array == nullptr ? 0 : static_cast<size_t>(given.num_rows));
   };
-  check_count("batch.num_rows", given.num_rows, mla::kMaxRows);
-  check_count("batch.num_kv_indices", given.num_kv_indices, mla::kMaxListedPages);
-  if (given.num_kv_indices > 0) not_null(given.kv_indices, "batch.kv_indices", where);
-  return {.qo_indptr = array_from_c(&not_null(given.qo_indptr, "batch.qo_indptr", where),
-                                    given.num_rows + 1),
-          .kv_indptr = array_from_c(&not_null(given.kv_indptr, "batch.kv_indptr", where),
-                                    given.num_rows + 1),
-          .kv_indices = array_from_c(given.kv_indices, given.num_kv_indices),
-          .kv_len = array_from_c(given.kv_len, given.num_rows),
-          .kv_last_page_len = array_from_c(given.kv_last_page_len, given.num_rows)};
+  return {
+      .qo_indptr = array_from_c(given.qo_indptr, given.num_rows + 1, "batch.qo_indptr", where),
+      .kv_indptr = array_from_c(given.kv_indptr, given.num_rows + 1, "batch.kv_indptr", where),
+      .kv_indices = array_from_c(given.kv_indices, given.num_kv_indices, "batch.kv_indices", where),
+      .kv_len = lengths(given.kv_len),
+      .kv_last_page_len = lengths(given.kv_last_page_len)};
 }
 
 mla::RunArgs run_args_from_c(const mla_run_args* args, const char* where) {
@@ -69,7 +54,7 @@ mla::RunArgs run_args_from_c(const mla_run_args* args, const char* where) {
           .cache = {.ckv = tensor_from_c<3>(given.ckv, "ckv", where),
                     .kpe = tensor_from_c<3>(given.kpe, "kpe", where)},
           .out = tensor_from_c<3>(given.out, "out", where),
-          .lse = lse_from_c(given.lse, "lse", where)};
+          .lse = typed_from_c<float, 2>(given.lse, "lse", where)};
 }
 
 }  // namespace
@@ -87,18 +72,20 @@ mla_status mla_attention_create(const mla_attention_config* config,
   return guard([&] {
     constexpr const char* kWhere = "mla_attention_create";
     not_null(attention, "attention", kWhere);
-    *attention = std::make_unique<mla_attention>(mla::PagedAttention(config_from_c(config, kWhere)))
-                     .release();
+    mla::AttentionConfig wanted = config_from_c(config, kWhere);
+    const mla_attention_config given = read_struct(config, "config", kWhere);
+    wanted.scratch = lent_from_c(given.scratch, given.scratch_bytes, "config.scratch", kWhere);
+    *attention = std::make_unique<mla_attention>(wanted).release();
   });
 }
 
-void mla_attention_destroy(mla_attention* attention) noexcept { delete attention; }
+void mla_attention_destroy(mla_attention* attention) noexcept { destroy(attention); }
 
 mla_status mla_attention_plan(mla_attention* attention, const mla_batch* batch,
                               const mla_plan_options* options, void* stream) noexcept {
   return guard([&] {
     constexpr const char* kWhere = "mla_attention_plan";
-    auto& object = not_null(attention, "attention", kWhere).object;
+    auto& object = handle_from_c(attention, "attention", kWhere).object;
     const mla_plan_options given = read_struct(options, "options", kWhere);
     object.plan(batch_from_c(batch, kWhere),
                 {.sm_scale = given.sm_scale,
@@ -112,7 +99,7 @@ mla_status mla_attention_run(mla_attention* attention, const mla_run_args* args,
                              void* stream) noexcept {
   return guard([&] {
     constexpr const char* kWhere = "mla_attention_run";
-    auto& object = not_null(attention, "attention", kWhere).object;
+    auto& object = handle_from_c(attention, "attention", kWhere).object;
     object.run(run_args_from_c(args, kWhere), {.handle = stream});
   });
 }
@@ -120,7 +107,7 @@ mla_status mla_attention_run(mla_attention* attention, const mla_run_args* args,
 mla_status mla_attention_info(const mla_attention* attention, mla_plan_info* info) noexcept {
   return guard([&] {
     constexpr const char* kWhere = "mla_attention_info";
-    const mla::PlanInfo current = not_null(attention, "attention", kWhere).object.info();
+    const mla::PlanInfo current = handle_from_c(attention, "attention", kWhere).object.info();
     write_struct({.struct_size = 0,
                   .num_rows = current.num_rows,
                   .num_tokens = current.num_tokens,
@@ -132,7 +119,7 @@ mla_status mla_attention_info(const mla_attention* attention, mla_plan_info* inf
 }
 
 const char* mla_attention_kernel(const mla_attention* attention) noexcept {
-  return attention == nullptr ? nullptr : attention->object.kernel().c_str();
+  return is_handle(attention) ? attention->object.kernel().c_str() : nullptr;
 }
 
 mla_status mla_attention_qo_indptr_buf(const mla_attention* attention,
@@ -140,7 +127,7 @@ mla_status mla_attention_qo_indptr_buf(const mla_attention* attention,
   return guard([&] {
     constexpr const char* kWhere = "mla_attention_qo_indptr_buf";
     not_null(buffer, "buffer", kWhere) =
-        tensor_to_c(not_null(attention, "attention", kWhere).object.qo_indptr_buf());
+        tensor_to_c(handle_from_c(attention, "attention", kWhere).object.qo_indptr_buf());
   });
 }
 
@@ -148,6 +135,6 @@ mla_status mla_attention_kv_len_buf(const mla_attention* attention, mla_tensor* 
   return guard([&] {
     constexpr const char* kWhere = "mla_attention_kv_len_buf";
     not_null(buffer, "buffer", kWhere) =
-        tensor_to_c(not_null(attention, "attention", kWhere).object.kv_len_buf());
+        tensor_to_c(handle_from_c(attention, "attention", kWhere).object.kv_len_buf());
   });
 }

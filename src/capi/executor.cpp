@@ -13,8 +13,8 @@ mla_status mla_executor_create(int32_t num_threads, mla_executor** executor) noe
   });
 }
 
-void mla_executor_destroy(mla_executor* executor) noexcept { delete executor; }
+void mla_executor_destroy(mla_executor* executor) noexcept { destroy(executor); }
 
 int32_t mla_executor_num_threads(const mla_executor* executor) noexcept {
-  return executor == nullptr ? 0 : executor->shared->num_threads();
+  return is_handle(executor) ? executor->shared->num_threads() : 0;
 }

@@ -1,5 +1,9 @@
 #include "capi/from_c.hpp"
 
+#include <utility>
+
+#include "capi/handle.hpp"
+
 namespace mla::capi {
 namespace {
 
@@ -93,20 +97,67 @@ CacheStrides strides_from_c(const mla_cache_strides& strides) {
           .kpe_row = strides.kpe_row};
 }
 
+Limits limits_from_c(int64_t max_rows, int64_t max_tokens, int64_t max_listed_pages) {
+  Limits limits;
+  if (max_rows != 0) limits.max_rows = max_rows;
+  if (max_tokens != 0) limits.max_tokens = max_tokens;
+  if (max_listed_pages != 0) limits.max_listed_pages = max_listed_pages;
+  return limits;
+}
+
+std::optional<Bucket> bucket_from_c(int64_t rows, int64_t tokens, const char* owner,
+                                    const char* where) {
+  if (rows == 0 && tokens == 0) return std::nullopt;
+  for (const auto& [field, value] : {std::pair{".bucket_rows", rows}, {".bucket_tokens", tokens}}) {
+    if (value < 1) {
+      refuse(std::string(owner) + field, where, "at least 1 under a bucket, or both 0", value);
+    }
+  }
+  return Bucket{.num_rows = rows, .num_tokens = tokens};
+}
+
+std::span<std::byte> lent_from_c(void* memory, size_t bytes, const char* name, const char* where) {
+  if ((memory == nullptr) != (bytes == 0)) {
+    throw_invalid({.what = name,
+                   .where = where,
+                   .expected = "an address and its size in bytes, or neither",
+                   .got = (memory == nullptr ? "null and " : "an address and ") +
+                          std::to_string(bytes) + " bytes"});
+  }
+  return {static_cast<std::byte*>(memory), bytes};
+}
+
+void check_count(int64_t count, int64_t most, const char* name, const char* where) {
+  if (count >= 0 && count <= most) return;
+  refuse(name, where, ("0 to " + std::to_string(most)).c_str(), count);
+}
+
+void check_array(const void* entries, int64_t count, const char* name, const char* where) {
+  constexpr int64_t kMost = int64_t{1} << 31;
+  if (count < 0 || count > kMost) {
+    check_count(count, kMost, (std::string("the count of ") + name).c_str(), where);
+  }
+  if (count > 0 && entries == nullptr) refuse_null(name, where);
+}
+
+void refuse_handle(const char* type, const char* name, const char* where) {
+  throw_invalid({.what = name,
+                 .where = where,
+                 .expected = std::string("a living ") + type,
+                 .got = "a pointer to something else"});
+}
+
 void check_rank(int32_t rank, int expected, const char* name, const char* where) {
   if (rank == expected) return;
   refuse(std::string(name) + ".rank", where, std::to_string(expected).c_str(), rank);
 }
 
-TensorView<float, 2> lse_from_c(const mla_tensor& tensor, const char* name, const char* where) {
-  const Tensor<2> view = tensor_from_c<2>(tensor, name, where);
-  if (view.dtype != DType::kFloat32) {
-    refuse(std::string(name) + ".dtype", where, "MLA_FLOAT32 = 0", tensor.dtype);
-  }
-  return {.data = static_cast<float*>(view.data),
-          .shape = view.shape,
-          .stride = view.stride,
-          .device = view.device};
+void check_dtype(DType dtype, DType expected, const char* name, const char* where) {
+  if (dtype == expected) return;
+  throw_invalid({.what = std::string(name) + ".dtype",
+                 .where = where,
+                 .expected = std::string(name_of(expected)),
+                 .got = std::string(name_of(dtype))});
 }
 
 }  // namespace mla::capi

@@ -24,13 +24,13 @@ mla_status mla_merge_states(const mla_partial_state* states, int64_t num_states,
     views.clear();
     for (int64_t i = 0; i < num_states; ++i) {
       views.push_back({.out = tensor_from_c<3>(states[i].out, "states[].out", kWhere),
-                       .lse = lse_from_c(states[i].lse, "states[].lse", kWhere),
+                       .lse = typed_from_c<float, 2>(states[i].lse, "states[].lse", kWhere),
                        .lse_base = lse_base_from_c(states[i].lse_base, kWhere)});
     }
     const auto merged = tensor_from_c<3>(not_null(out, "out", kWhere), "out", kWhere);
     const auto merged_lse =
-        lse == nullptr ? mla::TensorView<float, 2>{} : lse_from_c(*lse, "lse", kWhere);
+        lse == nullptr ? mla::TensorView<float, 2>{} : typed_from_c<float, 2>(*lse, "lse", kWhere);
     mla::merge_states(views, merged, merged_lse, lse_base_from_c(base, kWhere),
-                      executor == nullptr ? nullptr : executor->shared.get());
+                      executor_from_c(executor, kWhere).get());
   });
 }

@@ -1,23 +1,16 @@
 /* Uses the library as a C program does: asks, plans, runs, merges, provokes errors, and checks
  * every number against loops of its own in double. */
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "check.h"
 #include "mla/mla.h"
+#include "noise.h"
 
 enum { HEADS = 3, RANK = 5, ROPE = 2, LATENT = RANK + ROPE, PAGE = 4, PAGES = 6, TOKENS = 3 };
 
 static const float kScale = 0.25F;
-static int failures = 0;
-
-static void check(int good, const char* text, int line) {
-  if (good) return;
-  ++failures;
-  fprintf(stderr, "capi_test.c:%d: %s\n  last error: %s\n", line, text, mla_last_error());
-}
-#define CHECK(condition) check((condition), #condition, __LINE__)
 
 /* Two requests: 2 queries on 7 keys in pages 4 and 1, 1 query on 3 keys in page 2. */
 static const int32_t kQoIndptr[] = {0, 2, 3};
@@ -31,9 +24,8 @@ static float q_pe[TOKENS * HEADS * ROPE];
 static float out[TOKENS * HEADS * RANK];
 static float lse[TOKENS * HEADS];
 
-/* Values in [-1, 1) without a pattern; the pool's unused slots hold NaN. */
+/* The pool's unused slots hold NaN. */
 static void fill(void) {
-  uint32_t state = 1;
   size_t i;
   int slot;
   for (i = 0; i < sizeof pool / sizeof pool[0]; ++i) pool[i] = NAN;
@@ -41,18 +33,11 @@ static void fill(void) {
     const int page = slot < 4 ? 4 : slot < 7 ? 1 : 2;
     const int row = slot < 4 ? slot : slot < 7 ? slot - 4 : slot - 7;
     for (i = 0; i < LATENT; ++i) {
-      state = state * 1664525U + 1013904223U;
-      pool[(size_t)(page * PAGE + row) * LATENT + i] = (float)(state >> 8) / 8388608.0F - 1;
+      pool[(size_t)(page * PAGE + row) * LATENT + i] = noise(0, (uint32_t)slot, (uint32_t)i);
     }
   }
-  for (i = 0; i < sizeof q_nope / sizeof q_nope[0]; ++i) {
-    state = state * 1664525U + 1013904223U;
-    q_nope[i] = (float)(state >> 8) / 8388608.0F - 1;
-  }
-  for (i = 0; i < sizeof q_pe / sizeof q_pe[0]; ++i) {
-    state = state * 1664525U + 1013904223U;
-    q_pe[i] = (float)(state >> 8) / 8388608.0F - 1;
-  }
+  for (i = 0; i < sizeof q_nope / sizeof q_nope[0]; ++i) q_nope[i] = noise(1, (uint32_t)i, 0);
+  for (i = 0; i < sizeof q_pe / sizeof q_pe[0]; ++i) q_pe[i] = noise(2, (uint32_t)i, 0);
 }
 
 /* Output row of one query and head in double; returns the LSE. */
@@ -247,12 +232,6 @@ static void merging_parts_gives_the_whole(void) {
   CHECK(mla_merge_states(NULL, 2, &merged, NULL, MLA_LSE_NATURAL, NULL) == MLA_INVALID_ARGUMENT);
 }
 
-static void expect_refusal(mla_status status, const char* text, int line) {
-  check(status == MLA_INVALID_ARGUMENT, text, line);
-  check(strstr(mla_last_error(), text) != NULL, text, line);
-}
-#define REFUSED(call, text) expect_refusal((call), (text), __LINE__)
-
 static void bad_input_is_refused_by_name(void) {
   mla_geometry shape = geometry();
   mla_attention_config config = {
@@ -277,6 +256,14 @@ static void bad_input_is_refused_by_name(void) {
   config.capture = 1;
   REFUSED(mla_attention_create(&config, &attention), "capture");
   config.capture = 0;
+  config.bucket_rows = 4;
+  REFUSED(mla_attention_create(&config, &attention), "config.bucket_tokens: expected at least 1");
+  config.bucket_tokens = -1;
+  REFUSED(mla_attention_create(&config, &attention), "config.bucket_tokens: expected at least 1");
+  config.bucket_rows = config.bucket_tokens = 0;
+  config.scratch_bytes = 64;
+  REFUSED(mla_attention_create(&config, &attention), "config.scratch: expected an address and");
+  config.scratch_bytes = 0;
   CHECK(attention == NULL);
   CHECK(mla_attention_create(&config, &attention) == MLA_OK);
 
@@ -338,6 +325,5 @@ int main(void) {
   attention_computes(0, 3);
   merging_parts_gives_the_whole();
   bad_input_is_refused_by_name();
-  if (failures != 0) fprintf(stderr, "%d checks failed\n", failures);
-  return failures == 0 ? 0 : 1;
+  return report();
 }

@@ -7,10 +7,11 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <type_traits>
 
 #include "capi/error.hpp"
 #include "mla/error.hpp"
-#include "mla/mla.h"
+#include "mla/mla_engine.h"
 
 // What a C program cannot show: which exception becomes which status, and what each thread sees.
 namespace mla::capi {
@@ -105,6 +106,133 @@ TEST(CapiUnit, ContiguousTensorOfNoShapeIsRefused) {
     EXPECT_EQ(mla_split_latent(&layer, 1, &part, &part), MLA_INVALID_ARGUMENT);
     EXPECT_NE(std::string(mla_last_error()).find("layer.rank"), std::string::npos);
   }
+}
+
+// Zeroed memory behind every pointer, and null.
+struct Blank {
+  alignas(16) std::array<unsigned char, 4096> bytes{};
+  mla_executor* executor = nullptr;  // a living handle that is none of those asked for
+
+  Blank() { EXPECT_EQ(mla_executor_create(1, &executor), MLA_OK); }
+  Blank(const Blank&) = delete;
+  Blank& operator=(const Blank&) = delete;
+  ~Blank() { mla_executor_destroy(executor); }
+};
+
+template <class T>
+T argument(void* pointer) {
+  if constexpr (std::is_pointer_v<T>) {
+    return static_cast<T>(pointer);
+  } else {
+    return T{};
+  }
+}
+
+// What the call says with one thing behind all of its pointers.
+template <class... Args>
+mla_status status_with(mla_status (*call)(Args...) noexcept, const void* pointer) {
+  return call(argument<Args>(const_cast<void*>(pointer))...);
+}
+
+template <class... Args>
+void expect_refusals(const char* name, mla_status (*call)(Args...) noexcept) {
+  const auto expect_refusal = [&](const void* pointer, const char* kind) {
+    EXPECT_EQ(status_with(call, pointer), MLA_INVALID_ARGUMENT) << name << " with " << kind;
+    const std::string text = mla_last_error();
+    EXPECT_EQ(text.substr(0, text.find(':')), name) << text;
+    EXPECT_NE(text.find(": expected "), std::string::npos) << text;
+    EXPECT_NE(text.find(", got "), std::string::npos) << text;
+  };
+  const Blank blank;
+  expect_refusal(nullptr, "null");
+  expect_refusal(blank.bytes.data(), "zeroed memory");
+  expect_refusal(blank.executor, "another handle");
+}
+
+TEST(CapiUnit, EveryCallRefusesNullBlankMemoryAndForeignHandles) {
+#define EXPECT_REFUSALS(call) expect_refusals(#call, &call)
+  EXPECT_REFUSALS(mla_supports);
+  EXPECT_REFUSALS(mla_split_latent);
+  EXPECT_REFUSALS(mla_attention_scratch_bytes);
+  EXPECT_REFUSALS(mla_attention_create);
+  EXPECT_REFUSALS(mla_attention_plan);
+  EXPECT_REFUSALS(mla_attention_run);
+  EXPECT_REFUSALS(mla_attention_info);
+  EXPECT_REFUSALS(mla_attention_qo_indptr_buf);
+  EXPECT_REFUSALS(mla_attention_kv_len_buf);
+  EXPECT_REFUSALS(mla_pool_bytes);
+  EXPECT_REFUSALS(mla_pool_create);
+  EXPECT_REFUSALS(mla_pool_layer);
+  EXPECT_REFUSALS(mla_pool_append);
+  EXPECT_REFUSALS(mla_pool_append_at);
+  EXPECT_REFUSALS(mla_pool_gather);
+  EXPECT_REFUSALS(mla_pool_copy_pages);
+  EXPECT_REFUSALS(mla_kv_resource_create);
+  EXPECT_REFUSALS(mla_kv_resource_open);
+  EXPECT_REFUSALS(mla_kv_resource_add_page_keys);
+  EXPECT_REFUSALS(mla_kv_resource_fork);
+  EXPECT_REFUSALS(mla_kv_resource_trim);
+  EXPECT_REFUSALS(mla_kv_resource_remove);
+  EXPECT_REFUSALS(mla_kv_resource_drop_prefixes);
+  EXPECT_REFUSALS(mla_kv_resource_contains);
+  EXPECT_REFUSALS(mla_kv_resource_length);
+  EXPECT_REFUSALS(mla_kv_resource_pages);
+  EXPECT_REFUSALS(mla_kv_resource_check);
+  EXPECT_REFUSALS(mla_kv_resource_label_plan);
+  EXPECT_REFUSALS(mla_kv_resource_write);
+  EXPECT_REFUSALS(mla_label_plan_view);
+  EXPECT_REFUSALS(mla_attention_resource_scratch_bytes);
+  EXPECT_REFUSALS(mla_attention_resource_create);
+  EXPECT_REFUSALS(mla_attention_resource_set_cursor);
+  EXPECT_REFUSALS(mla_attention_resource_run);
+  EXPECT_REFUSALS(mla_attention_resource_qo_indptr_buf);
+  EXPECT_REFUSALS(mla_attention_resource_kv_len_buf);
+  EXPECT_REFUSALS(mla_attention_resource_select_last_hidden);
+  EXPECT_REFUSALS(mla_step_set_kv);
+  EXPECT_REFUSALS(mla_step_set_attention);
+  EXPECT_REFUSALS(mla_step_runner_create);
+  EXPECT_REFUSALS(mla_step_runner_admit);
+  EXPECT_REFUSALS(mla_step_runner_plan);
+  EXPECT_REFUSALS(mla_step_runner_commit);
+  EXPECT_REFUSALS(mla_step_runner_abandon);
+  EXPECT_REFUSALS(mla_step_runner_pre_admit);
+  EXPECT_REFUSALS(mla_step_runner_pre_plan);
+  EXPECT_REFUSALS(mla_step_runner_clear_preplan);
+  EXPECT_REFUSALS(mla_step_runner_early_label_plan);
+  EXPECT_REFUSALS(mla_step_runner_order_replay);
+  EXPECT_REFUSALS(mla_step_runner_size_graph_buffers);
+#undef EXPECT_REFUSALS
+  // The rest can only miss where to write to.
+  EXPECT_EQ(mla_executor_create(1, nullptr), MLA_INVALID_ARGUMENT);
+  EXPECT_EQ(mla_step_create(nullptr), MLA_INVALID_ARGUMENT);
+  EXPECT_EQ(mla_chain_page_key(nullptr, nullptr, 0, nullptr), MLA_INVALID_ARGUMENT);
+  EXPECT_EQ(mla_merge_states(nullptr, 0, nullptr, nullptr, 0, nullptr), MLA_INVALID_ARGUMENT);
+}
+
+TEST(CapiUnit, WhatIsNoHandleIsNeitherReadNorDestroyed) {
+  const Blank blank;
+  for (const void* pointer :
+       {static_cast<const void*>(nullptr), static_cast<const void*>(blank.bytes.data()),
+        static_cast<const void*>(blank.executor)}) {
+    void* const foreign = const_cast<void*>(pointer);
+    EXPECT_EQ(mla_attention_kernel(static_cast<mla_attention*>(foreign)), nullptr);
+    EXPECT_EQ(mla_pool_total_pages(static_cast<mla_pool*>(foreign)), 0);
+    EXPECT_EQ(mla_kv_resource_num_pages(static_cast<mla_kv_resource*>(foreign)), 0);
+    EXPECT_EQ(mla_kv_resource_free_pages(static_cast<mla_kv_resource*>(foreign)), 0);
+    EXPECT_EQ(mla_kv_resource_cached_pages(static_cast<mla_kv_resource*>(foreign)), 0);
+    auto* attention = static_cast<mla_attention_resource*>(foreign);
+    EXPECT_EQ(mla_attention_resource_kernel(attention), nullptr);
+    EXPECT_EQ(mla_attention_resource_uses_kernel(attention), 0);
+    EXPECT_EQ(mla_step_runner_force_double_buffer(static_cast<mla_step_runner*>(foreign)), 0);
+    mla_attention_destroy(static_cast<mla_attention*>(foreign));
+    mla_pool_destroy(static_cast<mla_pool*>(foreign));
+    mla_kv_resource_destroy(static_cast<mla_kv_resource*>(foreign));
+    mla_attention_resource_destroy(attention);
+    mla_step_destroy(static_cast<mla_step*>(foreign));
+    mla_step_runner_destroy(static_cast<mla_step_runner*>(foreign));
+  }
+  EXPECT_EQ(mla_executor_num_threads(nullptr), 0);
+  EXPECT_EQ(mla_executor_num_threads(blank.executor), 1) << "it lives";
 }
 
 }  // namespace

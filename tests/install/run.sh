@@ -62,9 +62,11 @@ flags=($(pkg-config --cflags --libs "${static[@]}" mla) -Wl,-rpath,"$libdir")
 "$cxx" -std=c++20 "$here/consumer/layer.cpp" -o "$work/layer_with_pkg_config" \
   $(pkg-config --cflags --libs "${static[@]}" mla_layer) -Wl,-rpath,"$libdir"
 "$work/layer_with_pkg_config"
-"$cc" -std=c99 -pedantic -Wall -Wextra -Werror "$source/tests/capi/capi_test.c" -o "$work/c99" \
-  "${flags[@]}" -lm
-"$work/c99"
+for program in capi_test capi_engine_test; do
+  "$cc" -std=c99 -pedantic -Wall -Wextra -Werror "$source/tests/capi/$program.c" -o "$work/c99" \
+    "${flags[@]}" -lm
+  "$work/c99"
+done
 
 step "the installed tool"
 "$prefix/bin/mla" --version
@@ -79,6 +81,11 @@ library = ctypes.CDLL(sys.argv[1])
 library.mla_last_error.restype = library.mla_version.restype = ctypes.c_char_p
 assert library.mla_abi_version() == 1
 assert library.mla_executor_create(-1, ctypes.byref(ctypes.c_void_p())) == 1
+step = ctypes.c_void_p()
+assert library.mla_step_create(ctypes.byref(step)) == 0
+assert library.mla_kv_resource_drop_prefixes(step) == 1  # another handle
+assert b"a living mla_kv_resource" in library.mla_last_error()
+library.mla_step_destroy(step)
 print("python", sys.version.split()[0], library.mla_version().decode(), library.mla_last_error().decode())
 PYTHON
 fi
