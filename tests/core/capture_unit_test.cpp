@@ -1,9 +1,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <memory>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "device/runtime.hpp"
@@ -19,6 +21,7 @@ namespace {
 using testing::IsEmpty;
 
 constexpr int32_t kHeads = 2, kRank = 4, kPages = 64;
+constexpr int32_t kMostHeads = 8, kMostTokens = 9;
 
 // Page p holds one key with the value p, so that a request that sees one page attends to its number
 // and one that sees several to their mean.
@@ -26,8 +29,8 @@ struct CaptureUnit : testing::Test {
   RecordingDevice device;
   device::Runtime& runtime = device::runtime_of(device.device());
   std::vector<float> pool = std::vector<float>(kPages * kRank);
-  std::vector<float> q = std::vector<float>(8 * kHeads * kRank, 0.0F);
-  std::vector<float> out = std::vector<float>(8 * kHeads * kRank, -1.0F);
+  std::vector<float> q = std::vector<float>(kMostTokens * kMostHeads * kRank, 0.0F);
+  std::vector<float> out = std::vector<float>(kMostTokens * kMostHeads * kRank, -1.0F);
 
   CaptureUnit() {
     for (size_t i = 0; i < pool.size(); ++i) pool[i] = static_cast<float>(i / kRank);
@@ -49,8 +52,8 @@ struct CaptureUnit : testing::Test {
             .executor = std::make_shared<Executor>(2)};
   }
 
-  RunArgs args() {
-    const auto tokens = std::array<int64_t, 3>{8, kHeads, kRank};
+  RunArgs args(int64_t num_tokens = 8, int64_t num_heads = kHeads) {
+    const auto tokens = std::array<int64_t, 3>{num_tokens, num_heads, kRank};
     return {
         .q_nope = contiguous_view(q.data(), tokens, device.device()),
         .cache = split_latent(
@@ -73,16 +76,30 @@ struct CaptureUnit : testing::Test {
                    {.sm_scale = 1}, stream);
   }
 
-  void expect_means(const std::vector<std::vector<int32_t>>& pages) const {
-    for (size_t row = 0; row < 8; ++row) {
+  void expect_means(const std::vector<std::vector<int32_t>>& pages, size_t num_tokens = 8,
+                    size_t num_heads = kHeads) const {
+    for (size_t row = 0; row < num_tokens; ++row) {
       float mean = 0;
       if (row < pages.size()) {
         for (const int32_t page : pages[row]) {
           mean += static_cast<float>(page) / static_cast<float>(pages[row].size());
         }
       }
-      EXPECT_NEAR(out[row * kHeads * kRank], mean, 1e-4) << "row " << row;
+      for (size_t head = 0; head < num_heads; ++head) {
+        EXPECT_NEAR(out[(row * num_heads + head) * kRank], mean, 1e-4)
+            << "row " << row << ", head " << head;
+      }
     }
+  }
+
+  // Up to num_rows rows of up to 39 pages.
+  static std::vector<std::vector<int32_t>> random_pages(std::mt19937& random, size_t num_rows) {
+    std::vector<std::vector<int32_t>> pages(random() % (num_rows + 1));
+    for (auto& row : pages) {
+      row.resize(random() % 40);
+      for (int32_t& page : row) page = static_cast<int32_t>(random() % kPages);
+    }
+    return pages;
   }
 };
 
@@ -95,11 +112,7 @@ TEST_F(CaptureUnit, ReplayFollowsLaterPlans) {  // vllm PR 36611
   const device::Graph graph = runtime.end_capture(stream);
   std::mt19937 random(1);
   for (int round = 0; round < 200; ++round) {
-    std::vector<std::vector<int32_t>> pages(random() % 9);
-    for (auto& row : pages) {
-      row.resize(random() % 40);
-      for (int32_t& page : row) page = static_cast<int32_t>(random() % kPages);
-    }
+    const auto pages = random_pages(random, 8);
     plan(attention, pages, stream);
     attention.order_replay(stream);
     runtime.replay(graph, stream);
@@ -108,6 +121,45 @@ TEST_F(CaptureUnit, ReplayFollowsLaterPlans) {  // vllm PR 36611
   }
   EXPECT_THAT(device.violations(), IsEmpty());
   runtime.destroy_graph(graph);
+}
+
+// sgl-project/sglang issue 5516: 8 heads, small buckets and one that is no power of two.
+TEST_F(CaptureUnit, EightHeadsInBucketsOfAFewRowsFollowLaterPlans) {
+  const Stream stream = device.create_stream();
+  struct Captured {
+    int64_t num_rows;
+    PagedAttention attention;
+    device::Graph graph{};
+  };
+  std::vector<Captured> captured;
+  for (const int64_t num_rows : {9, 8, 4, 2, 1}) {  // engines capture the largest first
+    AttentionConfig of_bucket = config();
+    of_bucket.geometry.num_heads = kMostHeads;
+    of_bucket.limits.max_rows = of_bucket.limits.max_tokens = num_rows;
+    of_bucket.bucket = Bucket{.num_rows = num_rows, .num_tokens = num_rows};
+    Captured& bucket = captured.emplace_back(num_rows, PagedAttention(of_bucket));
+    plan(bucket.attention, {{1}}, stream);
+    runtime.begin_capture(stream);
+    bucket.attention.run(args(num_rows, kMostHeads), stream);
+    bucket.graph = runtime.end_capture(stream);
+  }
+  std::mt19937 random(2);
+  for (uint64_t round = 0; round < 100; ++round) {
+    Captured& bucket = captured[random() % captured.size()];
+    SCOPED_TRACE("bucket of " + std::to_string(bucket.num_rows));
+    const auto pages = random_pages(random, bucket.num_rows);
+    std::ranges::fill(out, -1.0F);
+    plan(bucket.attention, pages, stream);
+    bucket.attention.order_replay(stream);
+    runtime.replay(bucket.graph, stream);
+    device.finish_all(round);
+    expect_means(pages, bucket.num_rows, kMostHeads);
+    EXPECT_TRUE(std::all_of(out.begin() + bucket.num_rows * kMostHeads * kRank, out.end(),
+                            [](float value) { return value == -1.0F; }))
+        << "written past the bucket";
+  }
+  EXPECT_THAT(device.violations(), IsEmpty());
+  for (const Captured& bucket : captured) runtime.destroy_graph(bucket.graph);
 }
 
 TEST_F(CaptureUnit, PlansAheadOfTheDeviceReachTheirOwnReplays) {
