@@ -6,7 +6,6 @@
 #include <array>
 #include <bit>
 #include <cmath>
-#include <numeric>
 
 #include "cases/error_bound.hpp"
 #include "cases/random.hpp"
@@ -16,7 +15,6 @@
 namespace mla::cli {
 namespace {
 
-constexpr uint64_t kSampleStream = 0x5a4d504c45;  // keys the choice of samples
 constexpr size_t kMostMessages = 5;
 
 const std::byte* element(const void* data, int64_t index, DType dtype) {
@@ -45,59 +43,15 @@ RowChecker::RowChecker(const ReplayOptions& options, const Geometry& geometry,
     : options_(options),
       geometry_(geometry),
       content_(content),
+      sampler_(options.seed, options.num_layers, options.num_heads),
       query_(static_cast<size_t>(content.query_bytes())),
       expected_(static_cast<size_t>(geometry.kv_lora_rank)) {}
 
 void RowChecker::choose(const std::vector<StepItem>& items) {
-  samples_.clear();
-  const std::vector<int64_t> shares = share_out(items);
-  int64_t first_token = 0;
-  for (size_t i = 0; i < items.size(); ++i) {
-    const StepItem& item = items[i];
-    for (const int64_t row : draw_set(shares[i], num_rows(item))) {
-      const int64_t offset = row / options_.num_heads % item.span;
-      samples_.push_back({.item = item,
-                          .position = item.begin + offset,
-                          .token = first_token + offset,
-                          .layer = static_cast<int32_t>(row / options_.num_heads / item.span),
-                          .head = static_cast<int32_t>(row % options_.num_heads)});
-    }
-    first_token += item.span;
-  }
+  samples_ = sampler_.choose(items, options_.checks_per_step);
 }
 
-int64_t RowChecker::num_rows(const StepItem& item) const {
-  return int64_t{item.span} * options_.num_layers * options_.num_heads;
-}
-
-std::vector<int64_t> RowChecker::share_out(const std::vector<StepItem>& items) {
-  std::vector<int64_t> shares(items.size());
-  std::vector<size_t> open(items.size());  // those with rows left
-  std::iota(open.begin(), open.end(), 0);
-  std::ranges::rotate(open, open.begin() + draw(static_cast<int64_t>(items.size())));
-  for (int64_t left = options_.checks_per_step; left > 0 && !open.empty();) {
-    for (const size_t i : open) {
-      if (left-- > 0) ++shares[i];
-    }
-    std::erase_if(open, [&](size_t i) { return shares[i] == num_rows(items[i]); });
-  }
-  return shares;
-}
-
-std::set<int64_t> RowChecker::draw_set(int64_t count, int64_t below) {
-  std::set<int64_t> drawn;  // Floyd's sampling
-  for (int64_t last = below - count; last < below; ++last) {
-    if (!drawn.insert(draw(last + 1)).second) drawn.insert(last);
-  }
-  return drawn;
-}
-
-int64_t RowChecker::draw(int64_t below) {
-  const uint64_t bits = cases::row_key(options_.seed, kSampleStream, num_drawn_++);
-  return static_cast<int64_t>(bits % static_cast<uint64_t>(below));
-}
-
-void RowChecker::redraw(const Request& request, const Sample& sample) {
+void RowChecker::redraw(const Request& request, const RowSample& sample) {
   const int64_t row_bytes = content_.latent_row_bytes();
   keys_.resize(static_cast<size_t>((sample.position + 1) * row_bytes));
   const auto content = [&](int64_t position) {
@@ -113,7 +67,7 @@ void RowChecker::redraw(const Request& request, const Sample& sample) {
 void RowChecker::check(const std::vector<Request>& requests, int32_t layer,
                        const ConstTensor<3>& out, const TensorView<const float, 2>& lse,
                        ReplayStats& stats) {
-  for (const Sample& sample : samples_) {
+  for (const RowSample& sample : samples_) {
     if (sample.layer != layer) continue;
     if (interrupted()) return;
     redraw(requests[static_cast<size_t>(sample.item.request)], sample);
@@ -139,7 +93,7 @@ void RowChecker::check(const std::vector<Request>& requests, int32_t layer,
   }
 }
 
-void RowChecker::compare(const Sample& sample, const ReferenceRow& expected,
+void RowChecker::compare(const RowSample& sample, const ReferenceRow& expected,
                          const ConstTensor<3>& out, const TensorView<const float, 2>& lse,
                          ReplayStats& stats) {
   const DType dtype = out.dtype;
@@ -169,16 +123,16 @@ void RowChecker::compare(const Sample& sample, const ReferenceRow& expected,
   if (worst_share > 1) note_failure(sample, worst_error, lse_error, worst_share);
 }
 
-void RowChecker::note_failure(const Sample& sample, double error, double lse_error,
+void RowChecker::note_failure(const RowSample& sample, double error, double lse_error,
                               double bound_share) {
   if (std::ranges::find(failed_requests_, sample.item.request) == failed_requests_.end()) {
     failed_requests_.push_back(sample.item.request);
   }
   if (messages_.size() == kMostMessages) return;
   messages_.push_back(fmt::format(
-      "request {} position {} layer {} head {}: error {:.3g}, of the LSE {:.3g}: {:.3g} times what "
-      "the contract allows",
-      sample.item.request, sample.position, sample.layer, sample.head, error, lse_error,
+      "request {} of the trace, position {} layer {} head {}: error {:.3g}, of the LSE {:.3g}: "
+      "{:.3g} times what the contract allows",
+      sample.item.request + 1, sample.position, sample.layer, sample.head, error, lse_error,
       bound_share));
 }
 

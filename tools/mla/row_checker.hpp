@@ -2,7 +2,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -11,6 +10,7 @@
 #include "mla/reference.hpp"
 #include "mla/replay_options.hpp"
 #include "mla/replay_stats.hpp"
+#include "mla/row_sampler.hpp"
 #include "mla/step_item.hpp"
 
 namespace mla::cli {
@@ -22,8 +22,7 @@ class RowChecker {
  public:
   RowChecker(const ReplayOptions& options, const Geometry& geometry, const Content& content);
 
-  /// Chooses the step's samples, each row (a token, a layer, a head) at most once: requests alike,
-  /// whatever their share of the step, so that decode rows are seen beside long prefill chunks.
+  /// Chooses the rows of a step that are checked.
   void choose(const std::vector<StepItem>& items);
 
   /// Checks those of `layer`; none after an interrupt. out [T, H, rank] and lse [T, H] of the step,
@@ -36,34 +35,17 @@ class RowChecker {
   const std::vector<std::string>& messages() const { return messages_; }
 
  private:
-  struct Sample {
-    StepItem item;
-    int64_t position;
-    int64_t token;  // in the packed step
-    int32_t layer;
-    int32_t head;
-  };
-
-  /// Rows that the item has: its tokens in every layer and head.
-  int64_t num_rows(const StepItem& item) const;
-  /// How many rows of each item are checked: one more of each in turn, from a random one on, until
-  /// there are enough or no row is left.
-  std::vector<int64_t> share_out(const std::vector<StepItem>& items);
-  /// `count` different numbers below `below`, every such set as likely as another.
-  std::set<int64_t> draw_set(int64_t count, int64_t below);
-  int64_t draw(int64_t below);
-
   /// Draws the sample's keys and its query again.
-  void redraw(const Request& request, const Sample& sample);
-  void compare(const Sample& sample, const ReferenceRow& expected, const ConstTensor<3>& out,
+  void redraw(const Request& request, const RowSample& sample);
+  void compare(const RowSample& sample, const ReferenceRow& expected, const ConstTensor<3>& out,
                const TensorView<const float, 2>& lse, ReplayStats& stats);
-  void note_failure(const Sample& sample, double error, double lse_error, double bound_share);
+  void note_failure(const RowSample& sample, double error, double lse_error, double bound_share);
 
   const ReplayOptions& options_;
   Geometry geometry_;
   const Content& content_;
-  uint64_t num_drawn_ = 0;
-  std::vector<Sample> samples_;
+  RowSampler sampler_;
+  std::vector<RowSample> samples_;
   std::vector<std::byte> keys_;
   std::vector<std::byte> query_;
   std::vector<double> expected_;
