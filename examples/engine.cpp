@@ -96,8 +96,9 @@ class Engine {
         attention_(pool_, kv_.key(),
                    {.geometry = mla::AttentionResource::geometry_of(pool_, kHeads),
                     .sm_scale = kSmScale,
-                    // Every row of a step is stored, and every stream has a page.
-                    .limits = {num_pages, num_pages * kPageSize, num_pages}}),
+                    // A step's streams, tokens and page lists fit in the pool.
+                    .limits = {num_pages, num_pages * kPageSize, num_pages},
+                    .executor = std::make_shared<mla::Executor>(1)}),  // little work
         runner_({&kv_, &attention_}) {}
 
   // Serves requests, given in the order of their arrival; texts[id] holds each one's prompt.
@@ -205,8 +206,7 @@ class Engine {
     said_ = stand_in_next_tokens(hidden);
   }
 
-  // Of the step's new rows, in the order of its segments.
-  std::vector<int> new_tokens() const {
+  std::vector<int> new_tokens() const {  // of the step's rows, in the order of its segments
     std::vector<int> tokens;
     for (const Request& r : running_) {
       const auto begin = texts[r.id].begin() + r.num_stored;
