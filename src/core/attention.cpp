@@ -27,42 +27,50 @@ constexpr const char* kCreate = "PagedAttention";
 struct Choice {
   const AttentionImpl* impl = nullptr;
   plan::CostModel cost_model;
-  std::shared_ptr<Executor> executor;
+  int32_t num_workers = 0;
+  std::shared_ptr<Executor> executor{};  // where the kernel runs on the host
 };
 
 Choice choose(const AttentionConfig& config) {
   check_config(config);
-  const CacheStrides strides = strides_of(config);
-  const AttentionImpl* impl = find_impl(config.geometry, config.device, strides, config.kernel);
+  const KernelQuery query{config.geometry, strides_of(config), config.device};
+  const AttentionImpl* impl = find_impl(query, config.kernel);
   if (impl == nullptr) {
-    throw_invalid({.what = config.kernel.empty() ? "geometry" : "kernel",
-                   .where = kCreate,
-                   .expected = "what a kernel of the device serves",
-                   .got = supports(config.geometry, config.device, strides, config.kernel).reason});
+    throw_invalid(
+        {.what = config.kernel.empty() ? "geometry" : "kernel",
+         .where = kCreate,
+         .expected = "what a kernel of the device serves",
+         .got = supports(query.geometry, query.device, query.strides, config.kernel).reason});
   }
-  return {.impl = impl,
-          .cost_model = impl->cost_model(config.geometry),
-          .executor = config.executor ? config.executor : Executor::shared()};
+  Choice choice{.impl = impl, .cost_model = impl->cost_model(query)};
+  if (impl->num_workers != nullptr) {
+    choice.num_workers = impl->num_workers(query);
+  } else {
+    choice.executor = config.executor ? config.executor : Executor::shared();
+    choice.num_workers = choice.executor->num_threads();
+  }
+  return choice;
 }
 
 // Places in the scratch.
 struct Scratch {
+  bool may_split = false;
   size_t worker_memory = 0, worker_stride = 0;
   size_t partial_out = 0, partial_lse = 0;
   size_t bytes = 0;
 };
 
 Scratch lay_out(const AttentionConfig& config, const Choice& choice) {
-  const auto num_workers = choice.executor->num_threads();
   const auto partial_rows = static_cast<size_t>(plan::max_partial_rows(
-      limits_of(config), config.geometry, num_workers, config.splits, choice.cost_model));
+      limits_of(config), config.geometry, choice.num_workers, config.splits, choice.cost_model));
   ScratchLayout worker;
-  worker.book<std::byte>(choice.impl->worker_bytes(config.geometry));
+  if (choice.impl->worker_bytes != nullptr) {
+    worker.book<std::byte>(choice.impl->worker_bytes(config.geometry));
+  }
   ScratchLayout layout;
-  Scratch scratch;
-  scratch.worker_stride = worker.bytes();
+  Scratch scratch{.may_split = partial_rows > 0, .worker_stride = worker.bytes()};
   scratch.worker_memory =
-      layout.book<std::byte>(scratch.worker_stride * static_cast<size_t>(num_workers));
+      layout.book<std::byte>(scratch.worker_stride * static_cast<size_t>(choice.num_workers));
   scratch.partial_out =
       layout.book<float>(partial_rows * static_cast<size_t>(config.geometry.kv_lora_rank));
   scratch.partial_lse = layout.book<float>(partial_rows);
@@ -86,32 +94,6 @@ DeviceBytes allocate(device::Runtime& runtime, size_t bytes) {
                    .got = std::to_string(bytes) + " bytes of scratch"});
   }
 }
-
-// What a run launches: everything but the plan, which is read from its image when the work is done,
-// so that a captured run follows later plans.
-struct Launch {
-  const AttentionImpl* impl;
-  AttentionParams tensors;
-  PlanImage image;
-  const std::byte* plan;
-  int32_t num_requests;
-  std::byte* worker_memory;
-  size_t worker_stride;
-  Executor* executor;
-
-  void operator()() const {
-    const PlanView view = image.view(plan);
-    AttentionParams params = tensors;
-    params.qo_indptr = view.qo_indptr;
-    params.kv_indptr = view.kv_indptr;
-    params.kv_indices = view.kv_indices;
-    params.kv_len = view.kv_len;
-    params.sm_scale = view.sm_scale;
-    params.causal = view.causal;
-    params.lse_base = view.lse_base;
-    cpu::run_schedule(*impl, params, view, num_requests, worker_memory, worker_stride, *executor);
-  }
-};
 
 }  // namespace
 
@@ -138,7 +120,7 @@ struct PagedAttention::Impl {
         choice(choose(wanted)),
         kernel(choice.impl->name),
         runtime(device::runtime_of(wanted.device)),
-        image(limits_of(wanted), wanted.geometry, choice.executor->num_threads(), wanted.splits,
+        image(limits_of(wanted), wanted.geometry, choice.num_workers, wanted.splits,
               choice.cost_model),
         staged(runtime, image.max_bytes()),
         scratch(lay_out(config, choice)) {
@@ -148,6 +130,9 @@ struct PagedAttention::Impl {
     } else {
       check_lent_memory(config.scratch, scratch.bytes, "scratch", kCreate);
       scratch_memory = config.scratch.data();
+    }
+    if (choice.impl->prepare != nullptr) {
+      choice.impl->prepare({config.geometry, strides_of(config), config.device});
     }
   }
 
@@ -177,32 +162,34 @@ struct PagedAttention::Impl {
   }
 
   // The launch of a run whose tensors are checked.
-  Launch launch_of(const RunArgs& args, int64_t plan_rows) const {
+  AttentionLaunch launch_of(const RunArgs& args, int64_t plan_rows) const {
     const int64_t tokens = args.q_nope.shape[0];
     const bool whole_bucket = config.bucket && tokens == config.bucket->num_tokens;
     return {
-        .impl = choice.impl,
-        .tensors = {.geometry = config.geometry,
-                    .q_nope = args.q_nope.data,
-                    .q_pe = args.q_pe.data,
-                    .ckv = args.cache.ckv.data,
-                    .kpe = args.cache.kpe.data,
-                    .out = args.out.data,
-                    .lse = args.lse.data,
-                    .q_nope_token_stride = args.q_nope.stride[0],
-                    .q_nope_head_stride = args.q_nope.stride[1],
-                    .q_pe_token_stride = args.q_pe.stride[0],
-                    .q_pe_head_stride = args.q_pe.stride[1],
-                    .out_token_stride = args.out.stride[0],
-                    .out_head_stride = args.out.stride[1],
-                    .lse_token_stride = args.lse.stride[0],
-                    .lse_head_stride = args.lse.stride[1],
-                    .cache = strides_of(config),
-                    .partial_out = reinterpret_cast<float*>(scratch_memory + scratch.partial_out),
-                    .partial_lse = reinterpret_cast<float*>(scratch_memory + scratch.partial_lse)},
+        .params = {.geometry = config.geometry,
+                   .q_nope = args.q_nope.data,
+                   .q_pe = args.q_pe.data,
+                   .ckv = args.cache.ckv.data,
+                   .kpe = args.cache.kpe.data,
+                   .out = args.out.data,
+                   .lse = args.lse.data,
+                   .q_nope_token_stride = args.q_nope.stride[0],
+                   .q_nope_head_stride = args.q_nope.stride[1],
+                   .q_pe_token_stride = args.q_pe.stride[0],
+                   .q_pe_head_stride = args.q_pe.stride[1],
+                   .out_token_stride = args.out.stride[0],
+                   .out_head_stride = args.out.stride[1],
+                   .lse_token_stride = args.lse.stride[0],
+                   .lse_head_stride = args.lse.stride[1],
+                   .cache = strides_of(config),
+                   .partial_out = reinterpret_cast<float*>(scratch_memory + scratch.partial_out),
+                   .partial_lse = reinterpret_cast<float*>(scratch_memory + scratch.partial_lse)},
         .image = image,
         .plan = staged.device_data(),
+        .device = config.device,
         .num_requests = static_cast<int32_t>(plan_rows + (whole_bucket ? 1 : 0)),
+        .num_workers = choice.num_workers,
+        .may_split = scratch.may_split,
         .worker_memory = scratch_memory + scratch.worker_memory,
         .worker_stride = scratch.worker_stride,
         .executor = choice.executor.get()};
@@ -240,7 +227,7 @@ void PagedAttention::plan(const Batch& batch, const PlanOptions& options, Stream
                        .kv_len = impl.kv_len,
                        .num_heads = impl.config.geometry.num_heads,
                        .causal = options.causal,
-                       .num_workers = impl.choice.executor->num_threads(),
+                       .num_workers = impl.choice.num_workers,
                        .splits = impl.config.splits},
                       impl.choice.cost_model, impl.schedule);
   std::byte* const staging = impl.staged.begin_write(stream);
@@ -262,7 +249,9 @@ void PagedAttention::run(const RunArgs& args, Stream stream) {
   const PlanInfo& info = impl.current("PagedAttention::run");
   check_run(args, impl.config, info.num_tokens);
   if (args.q_nope.shape[0] == 0) return;
-  if (impl.runtime.is_immediate()) return impl.launch_of(args, info.num_rows)();
+  const AttentionImpl& kernel = *impl.choice.impl;
+  const AttentionLaunch launch = impl.launch_of(args, info.num_rows);
+  if (impl.runtime.is_immediate()) return cpu::run_schedule(kernel, launch);
   if (impl.runtime.is_capturing(stream) && !impl.config.capture) {
     throw_state({.what = "stream",
                  .where = "PagedAttention::run",
@@ -270,7 +259,9 @@ void PagedAttention::run(const RunArgs& args, Stream stream) {
                  .got = "a stream in a capture"});
   }
   impl.staged.order_readers(stream);
-  impl.runtime.submit(stream, "attention", impl.launch_of(args, info.num_rows));
+  if (kernel.launch != nullptr) return kernel.launch(launch, stream);
+  impl.runtime.submit(stream, "attention",
+                      [&kernel, launch] { cpu::run_schedule(kernel, launch); });
 }
 
 void PagedAttention::order_replay(Stream stream) { impl_->staged.order_readers(stream); }

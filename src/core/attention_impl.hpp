@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "core/plan_image.hpp"
 #include "mla/attention.hpp"
 #include "plan/schedule.hpp"
 
@@ -41,20 +42,54 @@ struct AttentionParams {
   float* partial_lse = nullptr;
 };
 
+/// All of a run but the plan's contents: those are read from the image on the device when the work
+/// is done, so that a captured run follows later plans.
+struct AttentionLaunch {
+  AttentionParams params{};  ///< the plan's part is empty
+  PlanImage image{};
+  const std::byte* plan = nullptr;  ///< on the device; its address never changes
+  Device device{};
+  /// Tiles of later requests are left out (a bucket's padding that was not handed in).
+  int32_t num_requests = 0;
+  int32_t num_workers = 0;
+  bool may_split = false;  ///< some plan within the limits has partial results
+  std::byte* worker_memory =
+      nullptr;  ///< num_workers blocks of worker_stride bytes, 64-byte aligned
+  size_t worker_stride = 0;
+  Executor* executor = nullptr;  ///< of the kernels that run on the host
+};
+
+/// What a kernel is asked to serve.
+struct KernelQuery {
+  Geometry geometry{};
+  CacheStrides strides{};
+  Device device{};
+};
+
 /// One kernel of a device's table. The first that accepts a shape serves it; every refusal has a
-/// reason.
+/// reason. Either run_tile or launch is there.
 struct AttentionImpl {
   std::string_view name;
   bool capturable = false;
+  /// It feeds probabilities to tensor cores in the cache's 16-bit dtype.
+  bool rounds_probabilities = false;
   /// Null where the kernel serves the shape, else why not.
-  const char* (*refuses)(const Geometry& geometry, const CacheStrides& strides) = nullptr;
-  plan::CostModel (*cost_model)(const Geometry& geometry) = nullptr;
-  /// Working memory of one worker in bytes, at most 2 MiB on the CPU.
+  const char* (*refuses)(const KernelQuery& query) = nullptr;
+  plan::CostModel (*cost_model)(const KernelQuery& query) = nullptr;
+  /// Null: one for each thread of the executor.
+  int32_t (*num_workers)(const KernelQuery& query) = nullptr;
+  /// Does once what a first launch would do. Null: nothing.
+  void (*prepare)(const KernelQuery& query) = nullptr;
+  /// Working memory of one worker in bytes, at most 2 MiB on the CPU. Null: none.
   size_t (*worker_bytes)(const Geometry& geometry) = nullptr;
-  /// Computes one tile: into out and lse, or into the partial results where tile.partial_begin
-  /// >= 0. `memory` is worker_bytes() of 64-byte aligned memory whose contents do not matter.
+  /// On the host: computes one tile, into out and lse, or into the partial results where
+  /// tile.partial_begin >= 0. `memory` is worker_bytes() of 64-byte aligned memory whose contents
+  /// do not matter.
   void (*run_tile)(const AttentionParams& params, const plan::Tile& tile,
                    std::byte* memory) = nullptr;
+  /// On an accelerator: queues the whole run, merges included. Allocates and waits for nothing;
+  /// what it queues can be captured.
+  void (*launch)(const AttentionLaunch& launch, Stream stream) = nullptr;
 };
 
 /// The table of a device, in order of preference; empty where the library has none for it.
@@ -62,7 +97,6 @@ std::span<const AttentionImpl* const> attention_impls(DeviceKind kind);
 
 /// The first kernel of the device's table that accepts the shape (of that name, if one is given);
 /// null where none does.
-const AttentionImpl* find_impl(const Geometry& geometry, Device device, const CacheStrides& strides,
-                               std::string_view name);
+const AttentionImpl* find_impl(const KernelQuery& query, std::string_view name);
 
 }  // namespace mla

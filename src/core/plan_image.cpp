@@ -8,22 +8,9 @@
 namespace mla {
 namespace {
 
-struct Header {
-  uint64_t tiles_at, merges_at, kv_indices_at;
-  uint64_t num_tiles, num_merges;
-  float sm_scale;
-  int32_t causal;
-  int32_t lse_base;
-};
-
 template <class T>
 void store(std::byte* image, size_t at, std::span<const T> values) {
   if (!values.empty()) std::memcpy(image + at, values.data(), values.size_bytes());
-}
-
-template <class T>
-const T* load(const std::byte* image, size_t at) {
-  return reinterpret_cast<const T*>(image + at);
 }
 
 }  // namespace
@@ -33,7 +20,7 @@ PlanImage::PlanImage(const Limits& limits, const Geometry& geometry, int32_t num
   // One request more than the limits: under a lease it owns the bucket's unused tokens.
   const auto requests = static_cast<size_t>(limits.max_rows) + 1;
   ScratchLayout layout;
-  layout.book<Header>(1);
+  layout.book<PlanHeader>(1);
   qo_indptr_at_ = layout.book<int32_t>(requests + 1);
   kv_indptr_at_ = layout.book<int32_t>(requests + 1);
   kv_len_at_ = layout.book<int32_t>(requests);
@@ -49,14 +36,14 @@ PlanImage::PlanImage(const Limits& limits, const Geometry& geometry, int32_t num
 size_t PlanImage::write(const PlanParts& parts, std::byte* image) const {
   const plan::Schedule& schedule = *parts.schedule;
   ScratchLayout layout(variable_at_);
-  const Header header{.tiles_at = layout.book<plan::Tile>(schedule.tiles.size()),
-                      .merges_at = layout.book<plan::Merge>(schedule.merges.size()),
-                      .kv_indices_at = layout.book<int32_t>(parts.kv_indices.size()),
-                      .num_tiles = schedule.tiles.size(),
-                      .num_merges = schedule.merges.size(),
-                      .sm_scale = parts.options.sm_scale,
-                      .causal = parts.options.causal ? 1 : 0,
-                      .lse_base = static_cast<int32_t>(parts.options.lse_base)};
+  const PlanHeader header{.tiles_at = layout.book<plan::Tile>(schedule.tiles.size()),
+                          .merges_at = layout.book<plan::Merge>(schedule.merges.size()),
+                          .kv_indices_at = layout.book<int32_t>(parts.kv_indices.size()),
+                          .num_tiles = static_cast<int64_t>(schedule.tiles.size()),
+                          .num_merges = static_cast<int64_t>(schedule.merges.size()),
+                          .sm_scale = parts.options.sm_scale,
+                          .causal = parts.options.causal ? 1 : 0,
+                          .lse_base = static_cast<int32_t>(parts.options.lse_base)};
   assert(layout.bytes() <= max_bytes_);
   std::memcpy(image, &header, sizeof(header));
   store(image, qo_indptr_at_, parts.qo_indptr);
@@ -67,21 +54,6 @@ size_t PlanImage::write(const PlanParts& parts, std::byte* image) const {
   store(image, header.merges_at, std::span<const plan::Merge>(schedule.merges));
   store(image, header.kv_indices_at, parts.kv_indices);
   return layout.bytes();
-}
-
-PlanView PlanImage::view(const std::byte* image) const {
-  Header header;
-  std::memcpy(&header, image, sizeof(header));
-  return {.qo_indptr = load<int32_t>(image, qo_indptr_at_),
-          .kv_indptr = load<int32_t>(image, kv_indptr_at_),
-          .kv_indices = load<int32_t>(image, header.kv_indices_at),
-          .kv_len = load<int32_t>(image, kv_len_at_),
-          .worker_indptr = load<int32_t>(image, worker_indptr_at_),
-          .tiles = {load<plan::Tile>(image, header.tiles_at), header.num_tiles},
-          .merges = {load<plan::Merge>(image, header.merges_at), header.num_merges},
-          .sm_scale = header.sm_scale,
-          .causal = header.causal != 0,
-          .lse_base = static_cast<LseBase>(header.lse_base)};
 }
 
 }  // namespace mla

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <span>
 
-#include "core/attention_impl.hpp"
+#include "core/host_device.hpp"
 #include "mla/attention.hpp"
 #include "plan/schedule.hpp"
 
@@ -27,11 +27,21 @@ struct PlanView {
   const int32_t* kv_indices = nullptr;
   const int32_t* kv_len = nullptr;
   const int32_t* worker_indptr = nullptr;
-  std::span<const plan::Tile> tiles{};
-  std::span<const plan::Merge> merges{};
+  const plan::Tile* tiles = nullptr;
+  const plan::Merge* merges = nullptr;
+  int64_t num_tiles = 0, num_merges = 0;
   float sm_scale = 0;
   bool causal = true;
   LseBase lse_base = LseBase::kNatural;
+};
+
+/// What stands at the start of an image.
+struct PlanHeader {
+  uint64_t tiles_at, merges_at, kv_indices_at;
+  int64_t num_tiles, num_merges;
+  float sm_scale;
+  int32_t causal;
+  int32_t lse_base;
 };
 
 /// One plan in one block of memory: what is copied to a device, and what a captured kernel reads at
@@ -50,9 +60,30 @@ class PlanImage {
 
   /// Writes a plan within the limits; returns the bytes that it takes.
   size_t write(const PlanParts& parts, std::byte* image) const;
-  PlanView view(const std::byte* image) const;
+  MLA_HOST_DEVICE PlanView view(const std::byte* image) const {
+    const PlanHeader& header = *at<PlanHeader>(image, 0);
+    PlanView view;
+    view.qo_indptr = at<int32_t>(image, qo_indptr_at_);
+    view.kv_indptr = at<int32_t>(image, kv_indptr_at_);
+    view.kv_indices = at<int32_t>(image, header.kv_indices_at);
+    view.kv_len = at<int32_t>(image, kv_len_at_);
+    view.worker_indptr = at<int32_t>(image, worker_indptr_at_);
+    view.tiles = at<plan::Tile>(image, header.tiles_at);
+    view.merges = at<plan::Merge>(image, header.merges_at);
+    view.num_tiles = header.num_tiles;
+    view.num_merges = header.num_merges;
+    view.sm_scale = header.sm_scale;
+    view.causal = header.causal != 0;
+    view.lse_base = static_cast<LseBase>(header.lse_base);
+    return view;
+  }
 
  private:
+  template <class T>
+  MLA_HOST_DEVICE static const T* at(const std::byte* image, size_t offset) {
+    return reinterpret_cast<const T*>(image + offset);
+  }
+
   size_t qo_indptr_at_ = 0, kv_indptr_at_ = 0, kv_len_at_ = 0, worker_indptr_at_ = 0;
   size_t variable_at_ = 0;
   size_t max_bytes_ = 0;

@@ -5,11 +5,10 @@
 
 namespace mla {
 
-const AttentionImpl* find_impl(const Geometry& geometry, Device device, const CacheStrides& strides,
-                               std::string_view name) {
-  for (const AttentionImpl* impl : attention_impls(device.kind)) {
+const AttentionImpl* find_impl(const KernelQuery& query, std::string_view name) {
+  for (const AttentionImpl* impl : attention_impls(query.device.kind)) {
     if (!name.empty() && impl->name != name) continue;
-    if (impl->refuses(geometry, strides) == nullptr) return impl;
+    if (impl->refuses(query) == nullptr) return impl;
   }
   return nullptr;
 }
@@ -21,10 +20,10 @@ Support supports(const Geometry& geometry, Device device, std::optional<CacheStr
     answer.reason = fault.what + ": expected " + fault.expected + ", got " + fault.got;
     return answer;
   }
-  const CacheStrides cache = strides.value_or(pool_strides(geometry));
+  const KernelQuery query{geometry, strides.value_or(pool_strides(geometry)), device};
   for (const AttentionImpl* impl : attention_impls(device.kind)) {
     if (!kernel.empty() && impl->name != kernel) continue;
-    const char* refusal = impl->refuses(geometry, cache);
+    const char* refusal = impl->refuses(query);
     answer.considered.push_back({std::string(impl->name), refusal == nullptr ? "" : refusal});
     if (refusal != nullptr || answer) continue;
     answer.kernel = impl->name;

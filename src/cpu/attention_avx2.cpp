@@ -10,11 +10,11 @@ namespace {
 
 namespace isa = HWY_NAMESPACE;
 
-const char* refuses(const Geometry&, const CacheStrides&) { return avx2_missing(); }
+const char* refuses(const KernelQuery&) { return avx2_missing(); }
 
 // Measured as docs/kernels/cpu.md tells.
-plan::CostModel cost_model(const Geometry& geometry) {
-  return simd_cost_model(geometry, isa::kLanes,
+plan::CostModel cost_model(const KernelQuery& query) {
+  return simd_cost_model(query.geometry, isa::kLanes,
                          {.fma_per_ns = 35, .widen_per_ns = 11, .partial_per_ns = 0.45});
 }
 

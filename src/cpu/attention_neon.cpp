@@ -9,11 +9,11 @@ namespace {
 
 namespace isa = HWY_NAMESPACE;
 
-const char* refuses(const Geometry&, const CacheStrides&) { return nullptr; }
+const char* refuses(const KernelQuery&) { return nullptr; }
 
 // Not measured: half of what AVX2 does, as the vectors are half as wide.
-plan::CostModel cost_model(const Geometry& geometry) {
-  return simd_cost_model(geometry, isa::kLanes,
+plan::CostModel cost_model(const KernelQuery& query) {
+  return simd_cost_model(query.geometry, isa::kLanes,
                          {.fma_per_ns = 17, .widen_per_ns = 5, .partial_per_ns = 0.4});
 }
 

@@ -8,11 +8,11 @@ namespace {
 
 namespace isa = HWY_NAMESPACE;
 
-const char* refuses(const Geometry&, const CacheStrides&) { return nullptr; }
+const char* refuses(const KernelQuery&) { return nullptr; }
 
 // Measured as docs/kernels/cpu.md tells.
-plan::CostModel cost_model(const Geometry& geometry) {
-  return simd_cost_model(geometry, isa::kLanes,
+plan::CostModel cost_model(const KernelQuery& query) {
+  return simd_cost_model(query.geometry, isa::kLanes,
                          {.fma_per_ns = 2.8, .widen_per_ns = 4, .partial_per_ns = 0.17});
 }
 

@@ -69,10 +69,11 @@ ReferenceRow attend(const AttentionParams& params, int32_t request, int64_t row,
   return result;
 }
 
-const char* accept(const Geometry&, const CacheStrides&) { return nullptr; }
+const char* accept(const KernelQuery&) { return nullptr; }
 
 // One row a tile. A double multiply-add in plain loops takes about a nanosecond.
-plan::CostModel cost_model(const Geometry& geometry) {
+plan::CostModel cost_model(const KernelQuery& query) {
+  const Geometry& geometry = query.geometry;
   return {.tile_rows = 1,
           .block_tokens = 16,
           .split_align = 1,

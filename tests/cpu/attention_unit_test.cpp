@@ -272,7 +272,7 @@ TEST_P(CpuAttentionUnit, WorkingMemoryIsBounded) {
       if (rank + rope > kMaxLatentWidth) continue;
       const Geometry g = geometry_of(128, rank, static_cast<int32_t>(rope), 64);
       EXPECT_LE(impl().worker_bytes(g), kMaxWorkerBytes) << rank << "+" << rope;
-      EXPECT_GE(impl().cost_model(g).tile_rows, 8);
+      EXPECT_GE(impl().cost_model({g}).tile_rows, 8);
     }
   }
 }

@@ -69,7 +69,7 @@ TileProblem::TileProblem(const TileCase& tile_case, const AttentionImpl& impl)
   const int64_t all_rows = int64_t{case_.num_queries} * g.num_heads;
   if (case_.num_rows == 0) {
     case_.num_rows = static_cast<int32_t>(
-        std::min<int64_t>(impl.cost_model(g).tile_rows, all_rows - case_.row_begin));
+        std::min<int64_t>(impl.cost_model({g}).tile_rows, all_rows - case_.row_begin));
   }
 
   // Pages: one of the request before, then this request's, then two that lead nowhere.
@@ -282,7 +282,7 @@ std::vector<const AttentionImpl*> simd_impls() {
   const Geometry geometry{.num_heads = 1, .kv_lora_rank = 1, .page_size = 1};
   for (const AttentionImpl* impl : attention_impls(DeviceKind::kCpu)) {
     if (impl->name == "reference") continue;
-    if (impl->refuses(geometry, pool_strides(geometry)) == nullptr) usable.push_back(impl);
+    if (impl->refuses({geometry, pool_strides(geometry)}) == nullptr) usable.push_back(impl);
   }
   return usable;
 }
