@@ -12,11 +12,12 @@ if(MLA_CCACHE AND PROJECT_IS_TOP_LEVEL)
 endif()
 
 add_library(mla_warnings INTERFACE)
-target_compile_options(mla_warnings INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wconversion
-                                              -Wno-sign-conversion)
+set(host_warnings -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion)
+target_compile_options(mla_warnings INTERFACE "$<$<COMPILE_LANGUAGE:C,CXX>:${host_warnings}>")
 # Not under sanitizers: their checks between a value and its use make gcc warn of what cannot be.
 if(PROJECT_IS_TOP_LEVEL AND NOT MLA_SANITIZE AND NOT MLA_FUZZ)
-  target_compile_options(mla_warnings INTERFACE -Werror)
+  target_compile_options(mla_warnings INTERFACE $<$<COMPILE_LANGUAGE:C,CXX>:-Werror>
+                                                $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>)
 endif()
 
 if(MLA_SANITIZE)

@@ -2,6 +2,7 @@
 
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "mla/export.hpp"
 
@@ -37,6 +38,16 @@ class MLA_API InvalidArgument : public Error {
 class MLA_API InvalidState : public Error {
  public:
   using Error::Error;
+};
+
+/// A call of the CUDA runtime failed: what is the call, got its answer.
+class MLA_API CudaError : public Error {
+ public:
+  CudaError(ErrorParts parts, int code) : Error(std::move(parts)), code_(code) {}
+  int code() const noexcept { return code_; }  ///< a cudaError_t
+
+ private:
+  int code_;
 };
 
 [[noreturn]] MLA_API void throw_invalid(ErrorParts parts);

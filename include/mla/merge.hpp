@@ -29,11 +29,13 @@ struct PartialState {
 /// out       [T, H, D] fp32, bf16 or fp16, whatever the states are in; may be the very tensor of
 ///           one of the states
 /// lse       [T, H] fp32; null data where it is not wanted; may be the very tensor of a state
-/// executor  shares out the rows; null: the calling thread does all
-/// Blocks until done on the CPU; allocates nothing. Throws InvalidArgument (no states, a shape or
-/// base that differs, another dtype, device or stride, null data).
+/// executor  shares out the rows on the CPU; null: the calling thread does all
+/// All tensors on out's device. Blocks until done on the CPU, queues one launch on `stream` on an
+/// accelerator (at most 256 states there), which can be captured; allocates nothing. Throws
+/// InvalidArgument (no states, a shape or base that differs, another dtype, device or stride, null
+/// data).
 MLA_API void merge_states(std::span<const PartialState> states, const Tensor<3>& out,
                           const TensorView<float, 2>& lse, LseBase base = LseBase::kNatural,
-                          Executor* executor = nullptr);
+                          Executor* executor = nullptr, Stream stream = {});
 
 }  // namespace mla

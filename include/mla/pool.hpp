@@ -12,6 +12,11 @@
 
 namespace mla {
 
+namespace device {
+class Operations;
+struct LayerRows;
+}  // namespace device
+
 struct PoolConfig {
   int32_t num_layers = 1;
   int64_t num_pages = 0;  ///< usable pages, 1 to 2^31 - 2; the pool holds one more, the sink
@@ -61,7 +66,8 @@ class MLA_API LatentPool {
   /// Its two parts, as RunArgs::cache takes them.
   LatentViews views(int32_t layer) const;
 
-  /// Scatters row i to slots[i]; -1 skips the row. No other byte of the pool changes.
+  /// Scatters row i to slots[i]; -1 skips the row. No other byte of the pool changes. Of rows with
+  /// one slot the last stays on the CPU, any on an accelerator.
   /// slots  [n] int64, -1 .. total_pages * page_size - 1
   /// ckv    [n, kv_lora_rank], any row stride; kpe [n, qk_rope_head_dim], ignored at width 0
   /// Both of the pool's dtype and device; null data is accepted where n is 0.
@@ -87,11 +93,8 @@ class MLA_API LatentPool {
   void check_layer(const char* where, int32_t layer) const;
   void check_append(const char* where, int32_t layer, size_t num_rows, const ConstTensor<2>& ckv,
                     const ConstTensor<2>& kpe) const;
-  // What append, gather and copy_pages do when their turn on the stream comes.
-  void scatter(int32_t layer, std::span<const int64_t> slots, const ConstTensor<2>& ckv,
-               const ConstTensor<2>& kpe);
-  void collect(int32_t layer, std::span<const int64_t> slots, const Tensor<2>& rows) const;
-  void duplicate(std::span<const PageCopy> copies);
+  device::Operations& operations() const;
+  device::LayerRows rows_of(int32_t layer) const;
   std::byte* row(int32_t layer, int64_t slot) const;
 
   PoolConfig config_;

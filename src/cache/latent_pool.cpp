@@ -1,12 +1,11 @@
 #include <sys/mman.h>
 
-#include <cstring>
 #include <new>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "core/checks.hpp"
+#include "device/operations.hpp"
 #include "device/runtime.hpp"
 #include "mla/error.hpp"
 #include "mla/pool.hpp"
@@ -82,6 +81,13 @@ void check_slots(const char* where, std::span<const int64_t> slots, int64_t num_
   }
 }
 
+device::SourceRows source_of(const ConstTensor<2>& ckv, const ConstTensor<2>& kpe) {
+  return {.ckv = static_cast<const std::byte*>(ckv.data),
+          .kpe = static_cast<const std::byte*>(kpe.data),
+          .ckv_stride = ckv.stride[0] * size_of(ckv.dtype),
+          .kpe_stride = kpe.stride[0] * size_of(kpe.dtype)};
+}
+
 }  // namespace
 
 size_t LatentPool::bytes(const PoolConfig& config) {
@@ -95,6 +101,14 @@ LatentPool::LatentPool(const PoolConfig& config) : config_(config) {
     data_ = config.memory.data();
     return;
   }
+  device::Runtime& runtime = device::runtime_of(config.device);
+  if (!device::runs_on_host(config.device)) {
+    data_ = static_cast<std::byte*>(runtime.allocate(needed));
+    runtime.fill(data_, 0, needed, Stream{});
+    runtime.synchronize(Stream{});
+    owned_bytes_ = needed;
+    return;
+  }
   // Mapped, not allocated: pages that nobody writes to take no memory, however large the pool.
   void* mapped = mmap(nullptr, needed, PROT_READ | PROT_WRITE,
                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -104,7 +118,12 @@ LatentPool::LatentPool(const PoolConfig& config) : config_(config) {
 }
 
 LatentPool::~LatentPool() {
-  if (owned_bytes_ != 0) munmap(data_, owned_bytes_);
+  if (owned_bytes_ == 0) return;
+  if (device::runs_on_host(config_.device)) {
+    munmap(data_, owned_bytes_);
+  } else {
+    device::runtime_of(config_.device).release(data_);
+  }
 }
 
 LatentPool::LatentPool(LatentPool&& other) noexcept
@@ -151,12 +170,7 @@ void LatentPool::append(int32_t layer, std::span<const int64_t> slots, const Con
   constexpr const char* kWhere = "LatentPool::append";
   check_append(kWhere, layer, slots.size(), ckv, kpe);
   check_slots(kWhere, slots, total_pages() * config_.page_size);
-  device::Runtime& runtime = device::runtime_of(config_.device);
-  if (runtime.is_immediate()) return scatter(layer, slots, ckv, kpe);
-  runtime.submit(stream, "append",
-                 [this, layer, kept = std::vector(slots.begin(), slots.end()), ckv, kpe] {
-                   scatter(layer, kept, ckv, kpe);
-                 });
+  operations().scatter_rows(rows_of(layer), slots, source_of(ckv, kpe), stream);
 }
 
 void LatentPool::append_at(int32_t layer, const TensorView<const int64_t, 1>& slots,
@@ -176,31 +190,8 @@ void LatentPool::append_at(int32_t layer, const TensorView<const int64_t, 1>& sl
     throw_invalid({"slots.stride[0]", kWhere, "1", std::to_string(slots.stride[0])});
   }
   check_append(kWhere, layer, num_rows, ckv, kpe);
-  const std::span<const int64_t> on_device(slots.data, num_rows);
-  device::Runtime& runtime = device::runtime_of(config_.device);
-  if (runtime.is_immediate()) return scatter(layer, on_device, ckv, kpe);
-  runtime.submit(stream, "append",
-                 [this, layer, on_device, ckv, kpe] { scatter(layer, on_device, ckv, kpe); });
-}
-
-void LatentPool::scatter(int32_t layer, std::span<const int64_t> slots, const ConstTensor<2>& ckv,
-                         const ConstTensor<2>& kpe) {
-  const int64_t element = size_of(config_.dtype);
-  const int64_t num_slots = total_pages() * config_.page_size;
-  const auto ckv_bytes = static_cast<size_t>(config_.kv_lora_rank * element);
-  const auto kpe_bytes = static_cast<size_t>(config_.qk_rope_head_dim * element);
-  for (size_t i = 0; i < slots.size(); ++i) {
-    if (slots[i] < 0 || slots[i] >= num_slots) continue;
-    const auto source_row = static_cast<int64_t>(i);
-    std::byte* target = row(layer, slots[i]);
-    std::memcpy(target,
-                static_cast<const std::byte*>(ckv.data) + source_row * ckv.stride[0] * element,
-                ckv_bytes);
-    if (kpe_bytes == 0) continue;
-    std::memcpy(target + ckv_bytes,
-                static_cast<const std::byte*>(kpe.data) + source_row * kpe.stride[0] * element,
-                kpe_bytes);
-  }
+  operations().scatter_rows_at(rows_of(layer), slots.data, slots.shape[0], source_of(ckv, kpe),
+                               stream);
 }
 
 void LatentPool::gather(int32_t layer, std::span<const int64_t> slots, const Tensor<2>& rows,
@@ -209,23 +200,8 @@ void LatentPool::gather(int32_t layer, std::span<const int64_t> slots, const Ten
   check_layer(kWhere, layer);
   check_rows("rows", kWhere, config_, rows, slots.size(), latent_width());
   check_slots(kWhere, slots, total_pages() * config_.page_size);
-  device::Runtime& runtime = device::runtime_of(config_.device);
-  if (runtime.is_immediate()) return collect(layer, slots, rows);
-  runtime.submit(stream, "gather",
-                 [this, layer, kept = std::vector(slots.begin(), slots.end()), rows] {
-                   collect(layer, kept, rows);
-                 });
-}
-
-void LatentPool::collect(int32_t layer, std::span<const int64_t> slots,
-                         const Tensor<2>& rows) const {
-  const int64_t element = size_of(config_.dtype);
-  for (size_t i = 0; i < slots.size(); ++i) {
-    if (slots[i] < 0) continue;
-    std::memcpy(
-        static_cast<std::byte*>(rows.data) + static_cast<int64_t>(i) * rows.stride[0] * element,
-        row(layer, slots[i]), static_cast<size_t>(latent_width() * element));
-  }
+  operations().gather_rows(rows_of(layer), slots, static_cast<std::byte*>(rows.data),
+                           rows.stride[0] * size_of(rows.dtype), stream);
 }
 
 void LatentPool::copy_pages(std::span<const PageCopy> copies, Stream stream) {
@@ -240,27 +216,30 @@ void LatentPool::copy_pages(std::span<const PageCopy> copies, Stream stream) {
     }
   }
   if (copies.empty()) return;
-  device::Runtime& runtime = device::runtime_of(config_.device);
-  if (runtime.is_immediate()) return duplicate(copies);
-  runtime.submit(stream, "copy pages",
-                 [this, kept = std::vector(copies.begin(), copies.end())] { duplicate(kept); });
-}
-
-void LatentPool::duplicate(std::span<const PageCopy> copies) {
-  const auto page_bytes =
-      static_cast<size_t>(config_.page_size * latent_width() * size_of(config_.dtype));
-  for (int32_t layer = 0; layer < config_.num_layers; ++layer) {
-    for (const PageCopy& copy : copies) {
-      std::memmove(row(layer, int64_t{copy.to} * config_.page_size),
-                   row(layer, int64_t{copy.from} * config_.page_size), page_bytes);
-    }
-  }
+  const int64_t page_bytes = config_.page_size * latent_width() * size_of(config_.dtype);
+  operations().copy_pages({.data = data_,
+                           .num_layers = config_.num_layers,
+                           .layer_bytes = page_bytes * total_pages(),
+                           .page_bytes = page_bytes},
+                          copies, stream);
 }
 
 void LatentPool::check_layer(const char* where, int32_t layer) const {
   if (layer >= 0 && layer < config_.num_layers) return;
   throw_invalid(
       {"layer", where, "0 to " + std::to_string(config_.num_layers - 1), std::to_string(layer)});
+}
+
+device::Operations& LatentPool::operations() const {
+  return device::runtime_of(config_.device).operations();
+}
+
+device::LayerRows LatentPool::rows_of(int32_t layer) const {
+  const int64_t element = size_of(config_.dtype);
+  return {.data = row(layer, 0),
+          .num_slots = total_pages() * config_.page_size,
+          .ckv_bytes = config_.kv_lora_rank * element,
+          .kpe_bytes = config_.qk_rope_head_dim * element};
 }
 
 std::byte* LatentPool::row(int32_t layer, int64_t slot) const {

@@ -2,8 +2,14 @@
 
 #include "core/attention_impl.hpp"
 #include "core/checks.hpp"
+#include "cpu/impls.hpp"
+#include "cuda/impls.hpp"
 
 namespace mla {
+
+std::span<const AttentionImpl* const> attention_impls(DeviceKind kind) {
+  return kind == DeviceKind::kCuda ? cuda::impls() : cpu::impls();
+}
 
 const AttentionImpl* find_impl(const KernelQuery& query, std::string_view name) {
   for (const AttentionImpl* impl : attention_impls(query.device.kind)) {

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <new>
 
+#include "cpu/operations.hpp"
 #include "device/runtimes.hpp"
 #include "mla/error.hpp"
 
@@ -60,6 +61,16 @@ class CpuRuntime final : public Runtime {
     std::memcpy(to, from, bytes);
   }
 
+  void copy_to_host(void* to, const void* from, size_t bytes, Stream) override {
+    std::memcpy(to, from, bytes);
+  }
+  void fill(void* memory, int value, size_t bytes, Stream) override {
+    std::memset(memory, value, bytes);
+  }
+
+  Stream create_stream() override { return {}; }
+  void destroy_stream(Stream) noexcept override {}
+
   // Everything is done when it is asked for, so events are always reached.
   Event create_event() override { return {}; }
   void destroy_event(Event) noexcept override {}
@@ -76,6 +87,10 @@ class CpuRuntime final : public Runtime {
   void destroy_graph(Graph) noexcept override {}
 
   void submit(Stream, const char*, std::function<void()> work) override { work(); }
+  Operations& operations() override { return operations_; }
+
+ private:
+  cpu::HostOperations operations_{*this};
 };
 
 }  // namespace
@@ -83,17 +98,6 @@ class CpuRuntime final : public Runtime {
 Runtime& cpu_runtime() {
   static CpuRuntime runtime;
   return runtime;
-}
-
-Runtime& runtime_of(Device device, const char* what, const char* where) {
-  if (device == Device{}) return cpu_runtime();
-  if (device.kind == DeviceKind::kRecording) {
-    if (Runtime* runtime = find_recording_runtime(device.index)) return *runtime;
-  }
-  throw_invalid({.what = what,
-                 .where = where,
-                 .expected = "cpu, or a recording device that lives",
-                 .got = to_string(device)});
 }
 
 }  // namespace mla::device

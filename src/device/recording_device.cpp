@@ -10,6 +10,7 @@
 #include <span>
 #include <utility>
 
+#include "cpu/operations.hpp"
 #include "device/runtimes.hpp"
 
 namespace mla {
@@ -91,6 +92,21 @@ class RecordingRuntime final : public Runtime {
              }});
   }
 
+  void copy_to_host(void* to, const void* from, size_t bytes, Stream stream) override {
+    enqueue(stream, {.name = "copy " + std::to_string(bytes) + " B to the host",
+                     .work = [to, from, bytes] { std::memcpy(to, from, bytes); }});
+  }
+  void fill(void* memory, int value, size_t bytes, Stream stream) override {
+    enqueue(stream, {.name = "fill " + std::to_string(bytes) + " B",
+                     .work = [memory, value, bytes] { std::memset(memory, value, bytes); }});
+  }
+
+  Stream create_stream() override {
+    streams_[reinterpret_cast<void*>(++last_stream_)];  // NOLINT(performance-no-int-to-ptr): a name
+    return {reinterpret_cast<void*>(last_stream_)};     // NOLINT(performance-no-int-to-ptr): a name
+  }
+  void destroy_stream(Stream stream) noexcept override { finish(stream); }
+
   Event create_event() override {
     events_[++last_event_];
     return {reinterpret_cast<void*>(last_event_)};  // NOLINT(performance-no-int-to-ptr): a name
@@ -150,6 +166,7 @@ class RecordingRuntime final : public Runtime {
   void submit(Stream stream, const char* name, std::function<void()> work) override {
     enqueue(stream, {.name = name, .work = std::move(work)});
   }
+  Operations& operations() override { return operations_; }
 
   void finish(Stream stream) {
     QueuedStream& queued = streams_[stream.handle];
@@ -165,10 +182,6 @@ class RecordingRuntime final : public Runtime {
       do_next(*busy[random() % busy.size()]);
     }
   }
-  Stream create_stream() {
-    streams_[reinterpret_cast<void*>(++last_stream_)];  // NOLINT(performance-no-int-to-ptr): a name
-    return {reinterpret_cast<void*>(last_stream_)};     // NOLINT(performance-no-int-to-ptr): a name
-  }
 
   std::vector<std::string> calls;
   std::vector<std::string> violations;
@@ -176,6 +189,8 @@ class RecordingRuntime final : public Runtime {
   int64_t num_host_waits = 0;
 
  private:
+  cpu::HostOperations operations_{*this};
+
   static uint64_t id_of(Event event) { return reinterpret_cast<uint64_t>(event.handle); }
 
   void note(std::string name) { calls.push_back(std::move(name)); }

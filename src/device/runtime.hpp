@@ -9,6 +9,8 @@
 // graphs, resources) is written once against this and runs on each of them.
 namespace mla::device {
 
+class Operations;
+
 /// A point in the work of a stream.
 struct Event {
   void* handle = nullptr;
@@ -36,6 +38,14 @@ class Runtime {
 
   /// Queues a copy; `from` must keep its contents until the copy is done.
   virtual void copy_to_device(void* to, const void* from, size_t bytes, Stream stream) = 0;
+  /// Queues a copy; `to` has its contents once the stream got there.
+  virtual void copy_to_host(void* to, const void* from, size_t bytes, Stream stream) = 0;
+  /// Queues setting every byte.
+  virtual void fill(void* memory, int value, size_t bytes, Stream stream) = 0;
+
+  /// A stream beside the default one. On the CPU there is but one.
+  virtual Stream create_stream() = 0;
+  virtual void destroy_stream(Stream stream) noexcept = 0;
 
   virtual Event create_event() = 0;
   virtual void destroy_event(Event event) noexcept = 0;
@@ -59,6 +69,9 @@ class Runtime {
   /// turn comes on the recording device. `name` is what a recording shows. CUDA has kernels instead
   /// and never gets here.
   virtual void submit(Stream stream, const char* name, std::function<void()> work) = 0;
+
+  /// What the device does around attention.
+  virtual Operations& operations() = 0;
 };
 
 /// The runtime of a device. Throws InvalidArgument, in the name of `what` and `where`, where the

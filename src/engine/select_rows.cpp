@@ -3,7 +3,7 @@
 #include <string>
 #include <utility>
 
-#include "cpu/select_rows.hpp"
+#include "device/operations.hpp"
 #include "device/runtime.hpp"
 #include "mla/error.hpp"
 
@@ -57,11 +57,9 @@ void select_last_rows(const TensorView<const int32_t, 1>& qo_indptr, int64_t num
     refuse("out.shape", to_string(shape) + " = [rows, hidden.shape[1]]", to_string(out.shape));
   }
   if (out.empty()) return;
-  device::Runtime& runtime = device::runtime_of(qo_indptr.device);
-  if (runtime.is_immediate()) return cpu::select_last_rows(qo_indptr.data, hidden, out);
-  runtime.submit(stream, "select rows", [indptr = qo_indptr.data, hidden, out] {
-    cpu::select_last_rows(indptr, hidden, out);
-  });
+  device::runtime_of(qo_indptr.device)
+      .operations()
+      .select_last_rows(qo_indptr.data, hidden, out, stream);
 }
 
 }  // namespace mla::engine

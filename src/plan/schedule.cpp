@@ -57,11 +57,14 @@ class ScheduleSink {
   }
   void merge(const Tile& tile, int32_t parts) {
     max_splits_ = std::max(max_splits_, parts);
+    const int32_t rows_before =
+        out_.merges.empty() ? 0 : out_.merges.back().rows_before + out_.merges.back().num_rows;
     out_.merges.push_back({.row_begin = tile.row_begin,
                            .partial_begin = num_partial_rows_ - int64_t{parts} * tile.num_rows,
                            .request = tile.request,
                            .num_rows = tile.num_rows,
-                           .num_partials = parts});
+                           .num_partials = parts,
+                           .rows_before = rows_before});
   }
   void next_worker() { out_.worker_indptr.push_back(num_tiles()); }
 

@@ -40,6 +40,7 @@ struct Merge {
   int32_t request = 0;
   int32_t num_rows = 0;
   int32_t num_partials = 0;
+  int32_t rows_before = 0;  ///< rows of the merges before this one
 };
 
 /// Who computes what. Reused from plan to plan, so that it stops allocating.

@@ -1,0 +1,28 @@
+# Finds the CUDA compiler. MLA_HAS_CUDA says whether the CUDA backend is built.
+set(MLA_CUDA AUTO CACHE STRING "Build the CUDA backend: ON, OFF, or AUTO where nvcc is found")
+set_property(CACHE MLA_CUDA PROPERTY STRINGS AUTO ON OFF)
+
+set(MLA_HAS_CUDA OFF)
+if(NOT MLA_CUDA STREQUAL "OFF")
+  include(CheckLanguage)
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    # Machine code for A100 and Hopper, and PTX that drivers compile for what comes later.
+    set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 90-virtual)
+    enable_language(CUDA)
+    find_package(CUDAToolkit REQUIRED)
+    # Older CMakes do not know that nvcc has C++20, which targets inherit from CMAKE_CXX_STANDARD.
+    if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
+      set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
+      set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
+    endif()
+    if(MLA_CCACHE AND PROJECT_IS_TOP_LEVEL)
+      set(CMAKE_CUDA_COMPILER_LAUNCHER ${MLA_CCACHE})
+    endif()
+    set(MLA_HAS_CUDA ON)
+  elseif(MLA_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "MLA_CUDA is ON, but there is no CUDA compiler (nvcc)")
+  else()
+    message(STATUS "The CUDA backend is left out: there is no CUDA compiler (nvcc)")
+  endif()
+endif()

@@ -1,0 +1,586 @@
+#include "cuda/device_guard.hpp"
+#include "cuda/device_limits.hpp"
+#include "cuda/general/mma.cuh"
+#include "cuda/general/tensor_core.hpp"
+#include "cuda/general/tile_shape.hpp"
+#include "cuda/merge_partials.hpp"
+#include "cuda/numbers.cuh"
+#include "cuda/rows.cuh"
+
+// One block of 8 warps computes a tile: up to 64 rows of one request against a range of its keys,
+// a block of keys at a time.
+//
+//   load      rows of queries once, then keys, in a ring of num_stages blocks (cp.async)
+//   score     scores = queries x keys; warps share out rows (m) and keys (n)
+//   weigh     running maximum of each row over all warps; weights exp2(score - maximum), 16 bits
+//   collect   out = out * factor + weights x values; warps share out the columns, so that each
+//             holds all rows: 64 x 64 fp32 in registers at 512 columns
+//   write     out / sum, to the output or the partial results
+//
+// A barrier stands between the stages. docs/kernels/cuda_general.md has costs and measurements.
+namespace mla::cuda::general {
+namespace {
+
+constexpr int kWarp = 32;
+constexpr int kWarps = 8;
+constexpr int kThreads = kWarps * kWarp;
+constexpr int kRowTile = 16;  // rows of one mma
+constexpr int kRowTiles = kMaxTileRows / kRowTile;
+constexpr int kKeyTiles = 4;  // at most, of 8 keys, of one warp
+constexpr int kChunk = 8;     // elements of 16 bytes
+constexpr uint32_t kAllLanes = 0xffffffff;
+
+struct Params {
+  KernelParams launch{};
+  TileShape shape{};
+  bool wide_queries = false;  ///< rows of the tensors can be read in units of 16 bytes
+  bool wide_cache = false;
+  bool paired_out = false;  ///< out can be written two values at a time
+};
+
+/// The shared memory of a block.
+template <class T>
+struct Shared {
+  std::byte* queries;
+  std::byte* keys;
+  std::byte* weights;
+  float* maxima;   // [8][64], of the keys of each warp; at the end the sums
+  float* factors;  // [64]
+  float* largest;  // [64], at the end
+
+  __device__ Shared(std::byte* memory, const TileShape& shape)
+      : queries(memory),
+        keys(queries + shape.tile_rows * shape.row_bytes),
+        weights(keys + shape.num_stages * shape.block_keys * shape.row_bytes),
+        maxima(reinterpret_cast<float*>(weights + shape.tile_rows * shape.weight_row_bytes)),
+        factors(maxima + kWarps * kMaxTileRows),
+        largest(factors + kMaxTileRows) {}
+};
+
+__device__ inline std::byte* chunk_at(std::byte* rows, int row, int chunk, int row_bytes,
+                                      int mask) {
+  return rows + row * row_bytes + ((chunk ^ (row & mask)) * 16);
+}
+
+template <class T>
+struct Tile {
+  const Params& params;
+  const PlanView& plan;
+  const plan::Tile& tile;
+  Shared<T> shared;
+  int warp = static_cast<int>(threadIdx.x) / kWarp;
+  int lane = static_cast<int>(threadIdx.x) % kWarp;
+
+  __device__ const AttentionParams& tensors() const { return params.launch.tensors; }
+  __device__ const Geometry& geometry() const { return tensors().geometry; }
+  __device__ int num_blocks() const {
+    return (tile.kv_end - tile.kv_begin + params.shape.block_keys - 1) / params.shape.block_keys;
+  }
+
+  // One row of memory [ckv | kpe] to a row of shared memory; zeros where it is not valid.
+  __device__ void load_row(std::byte* rows, int row, const T* ckv, const T* kpe, bool wide,
+                           bool valid) const {
+    const TileShape& shape = params.shape;
+    const int rank = geometry().kv_lora_rank;
+    const int rope = geometry().qk_rope_head_dim;
+    if (wide) {
+      const int rank_chunks = rank / kChunk;
+      const int chunks = rank_chunks + rope / kChunk;
+      for (int c = lane; c < chunks; c += kWarp) {
+        const bool is_rope = c >= rank_chunks;
+        const int to = is_rope ? c - rank_chunks + shape.rope_column / kChunk : c;
+        const T* from = is_rope ? kpe + (c - rank_chunks) * kChunk : ckv + c * kChunk;
+        copy_async(smem_address(chunk_at(rows, row, to, shape.row_bytes, shape.row_mask)),
+                   valid ? from : tensors().ckv, valid);
+      }
+      return;
+    }
+    for (int c = lane; c < rank + rope; c += kWarp) {
+      const int to = c < rank ? c : c - rank + shape.rope_column;
+      T value = from_float<T>(0);
+      if (valid) value = c < rank ? ckv[c] : kpe[c - rank];
+      reinterpret_cast<T*>(
+          chunk_at(rows, row, to / kChunk, shape.row_bytes, shape.row_mask))[to % kChunk] = value;
+    }
+  }
+
+  __device__ void load_queries(int num_row_tiles) const {
+    const AttentionParams& t = tensors();
+    for (int row = warp; row < num_row_tiles * kRowTile; row += kWarps) {
+      const bool valid = row < tile.num_rows;
+      const RowPlace at =
+          place_of(plan, geometry().num_heads, tile.request, tile.row_begin + (valid ? row : 0));
+      load_row(shared.queries, row,
+               static_cast<const T*>(t.q_nope) + at.token * t.q_nope_token_stride +
+                   at.head * t.q_nope_head_stride,
+               static_cast<const T*>(t.q_pe) + at.token * t.q_pe_token_stride +
+                   at.head * t.q_pe_head_stride,
+               params.wide_queries, valid);
+    }
+  }
+
+  __device__ std::byte* stage(int block) const {
+    const TileShape& shape = params.shape;
+    return shared.keys + (block % shape.num_stages) * shape.block_keys * shape.row_bytes;
+  }
+
+  __device__ void load_keys(int block) const {
+    const AttentionParams& t = tensors();
+    const int32_t* pages = plan.kv_indices + plan.kv_indptr[tile.request];
+    const int first = tile.kv_begin + block * params.shape.block_keys;
+    std::byte* const rows = stage(block);
+#pragma unroll 4
+    for (int row = warp; row < params.shape.block_keys; row += kWarps) {
+      const bool valid = first + row < tile.kv_end;
+      KeyPlace at{0, 0};
+      if (valid) at = place_of_key(pages, first + row, geometry().page_size);
+      load_row(
+          rows, row,
+          static_cast<const T*>(t.ckv) + at.page * t.cache.ckv_page + at.slot * t.cache.ckv_row,
+          static_cast<const T*>(t.kpe) + at.page * t.cache.kpe_page + at.slot * t.cache.kpe_row,
+          params.wide_cache, valid);
+    }
+  }
+};
+
+/// How the warps share out the scores of a block: rows in m groups, keys in n groups.
+struct ScoreShare {
+  int row_tile = 0;  // of this warp
+  int first_key = 0, num_key_tiles = 0;
+  int group = 0, num_groups = 0;  // of keys
+
+  __device__ ScoreShare(int num_row_tiles, int block_keys, int warp) {
+    const int row_groups = num_row_tiles <= 2 ? num_row_tiles : 4;
+    const int keys = max(8, block_keys * row_groups / kWarps);
+    row_tile = warp % row_groups;
+    group = warp / row_groups;
+    num_groups = block_keys / keys;
+    first_key = group * keys;
+    num_key_tiles = group < num_groups && row_tile < num_row_tiles ? keys / 8 : 0;
+  }
+};
+
+template <class T>
+__device__ void score_block(const Tile<T>& t, const std::byte* rows, const ScoreShare& share,
+                            float (&scores)[kKeyTiles][4]) {
+  const TileShape& shape = t.params.shape;
+  auto* const keys = const_cast<std::byte*>(rows);
+#pragma unroll
+  for (auto& tile : scores) {
+    for (float& score : tile) score = 0;
+  }
+  const int query_row = share.row_tile * kRowTile + t.lane % 16;
+  const int key_row = share.first_key + t.lane % 8;
+#pragma unroll 2
+  for (int chunk = 0; chunk < shape.width / kChunk; chunk += 4) {  // 32 columns
+    uint32_t a0[4];
+    uint32_t a1[4];
+    load_matrices(a0, smem_address(chunk_at(t.shared.queries, query_row, chunk + t.lane / 16,
+                                            shape.row_bytes, shape.row_mask)));
+    load_matrices(a1, smem_address(chunk_at(t.shared.queries, query_row, chunk + 2 + t.lane / 16,
+                                            shape.row_bytes, shape.row_mask)));
+#pragma unroll
+    for (int i = 0; i < kKeyTiles; ++i) {
+      if (i >= share.num_key_tiles) break;
+      uint32_t b[4];
+      load_matrices(b, smem_address(chunk_at(keys, key_row + i * 8, chunk + t.lane / 8,
+                                             shape.row_bytes, shape.row_mask)));
+      multiply_add<T>(scores[i], a0, b[0], b[1]);
+      multiply_add<T>(scores[i], a1, b[2], b[3]);
+    }
+  }
+}
+
+/// Keys before limit[h] are seen by the thread's row h of its row tile; others get -inf. Returns
+/// the scaled scores in the base-2 domain.
+__device__ void mask_scores(float (&scores)[kKeyTiles][4], int num_key_tiles, int first_key,
+                            const int (&limit)[2], float scale_log2) {
+#pragma unroll
+  for (int i = 0; i < kKeyTiles; ++i) {
+    if (i >= num_key_tiles) break;
+#pragma unroll
+    for (int v = 0; v < 4; ++v) {
+      const int key = first_key + i * 8 + v % 2;
+      scores[i][v] = key < limit[v / 2] ? scores[i][v] * scale_log2 : -INFINITY;
+    }
+  }
+}
+
+/// The maximum over the four lanes that hold one row.
+__device__ float max_over_quad(float value) {
+  value = fmaxf(value, __shfl_xor_sync(kAllLanes, value, 1));
+  return fmaxf(value, __shfl_xor_sync(kAllLanes, value, 2));
+}
+__device__ float sum_over_quad(float value) {
+  value += __shfl_xor_sync(kAllLanes, value, 1);
+  return value + __shfl_xor_sync(kAllLanes, value, 2);
+}
+
+/// What a thread knows of its two rows of the scores.
+struct RowState {
+  float largest[2] = {-INFINITY, -INFINITY};  // over all keys so far, base 2
+  float sum[2] = {0, 0};                      // of this thread's weights
+};
+
+template <class T>
+__device__ void store_pair(std::byte* at, float first, float second);
+template <>
+__device__ void store_pair<__nv_bfloat16>(std::byte* at, float first, float second) {
+  *reinterpret_cast<__nv_bfloat162*>(at) = __floats2bfloat162_rn(first, second);
+}
+template <>
+__device__ void store_pair<__half>(std::byte* at, float first, float second) {
+  *reinterpret_cast<__half2*>(at) = __floats2half2_rn(first, second);
+}
+
+template <class T>
+__device__ void publish_maxima(const Tile<T>& t, const float (&scores)[kKeyTiles][4],
+                               const ScoreShare& share) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    float largest = -INFINITY;
+#pragma unroll
+    for (int i = 0; i < kKeyTiles; ++i) {
+      if (i >= share.num_key_tiles) break;
+      largest = fmaxf(largest, fmaxf(scores[i][2 * h], scores[i][2 * h + 1]));
+    }
+    largest = max_over_quad(largest);
+    const int row = share.row_tile * kRowTile + h * 8 + t.lane / 4;
+    if (t.lane % 4 == 0) t.shared.maxima[share.group * kMaxTileRows + row] = largest;
+  }
+}
+
+template <class T>
+__device__ void weigh_block(const Tile<T>& t, const float (&scores)[kKeyTiles][4],
+                            const ScoreShare& share, RowState& state) {
+  const TileShape& shape = t.params.shape;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int row = share.row_tile * kRowTile + h * 8 + t.lane / 4;
+    float largest = state.largest[h];
+    for (int g = 0; g < share.num_groups; ++g) {
+      largest = fmaxf(largest, t.shared.maxima[g * kMaxTileRows + row]);
+    }
+    const float base = largest == -INFINITY ? 0.0F : largest;  // no key seen yet
+    const float factor = exp2f(state.largest[h] - base);
+    state.largest[h] = largest;
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < kKeyTiles; ++i) {
+      if (i >= share.num_key_tiles) break;
+      const float first = exp2f(scores[i][2 * h] - base);
+      const float second = exp2f(scores[i][2 * h + 1] - base);
+      sum += first + second;
+      const int column = share.first_key + i * 8;
+      store_pair<T>(chunk_at(t.shared.weights, row, column / kChunk, shape.weight_row_bytes,
+                             shape.weight_row_mask) +
+                        (t.lane % 4) * 4,
+                    first, second);
+    }
+    state.sum[h] = state.sum[h] * factor + sum;
+    if (share.group == 0 && t.lane % 4 == 0) t.shared.factors[row] = factor;
+  }
+}
+
+/// out[row tile][column tile][4] of one warp: all rows, kColumnTiles tiles of 8 columns.
+template <class T, int kColumnTiles>
+__device__ void collect_block(const Tile<T>& t, const std::byte* rows, int num_row_tiles,
+                              float (&out)[kRowTiles][kColumnTiles][4]) {
+  const TileShape& shape = t.params.shape;
+  auto* const values = const_cast<std::byte*>(rows);
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m) {
+    if (m >= num_row_tiles) break;
+    const float upper = t.shared.factors[m * kRowTile + t.lane / 4];
+    const float lower = t.shared.factors[m * kRowTile + 8 + t.lane / 4];
+    if (__all_sync(kAllLanes, upper == 1 && lower == 1)) continue;
+#pragma unroll
+    for (int c = 0; c < kColumnTiles; ++c) {
+      out[m][c][0] *= upper;
+      out[m][c][1] *= upper;
+      out[m][c][2] *= lower;
+      out[m][c][3] *= lower;
+    }
+  }
+  const int first_tile = t.warp * kColumnTiles;
+  for (int k = 0; k < shape.block_keys; k += 16) {
+    uint32_t a[kRowTiles][4];
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+      if (m >= num_row_tiles) break;
+      load_matrices(a[m], smem_address(chunk_at(t.shared.weights, m * kRowTile + t.lane % 16,
+                                                k / kChunk + t.lane / 16, shape.weight_row_bytes,
+                                                shape.weight_row_mask)));
+    }
+#pragma unroll
+    for (int c = 0; c < kColumnTiles; c += 2) {
+      if ((first_tile + c) * 8 >= shape.rope_column) break;  // past the values
+      uint32_t b[4];
+      load_matrices_transposed(
+          b, smem_address(chunk_at(values, k + t.lane % 16, first_tile + c + t.lane / 16,
+                                   shape.row_bytes, shape.row_mask)));
+#pragma unroll
+      for (int m = 0; m < kRowTiles; ++m) {
+        if (m >= num_row_tiles) break;
+        multiply_add<T>(out[m][c], a[m], b[0], b[1]);
+        multiply_add<T>(out[m][c + 1], a[m], b[2], b[3]);
+      }
+    }
+  }
+}
+
+/// Two neighbouring columns of a row.
+template <class U>
+__device__ void write_pair(U* row, int column, int num_columns, float first, float second,
+                           bool paired) {
+  if (paired) {
+    if (column < num_columns) {
+      if constexpr (sizeof(U) == 4) {
+        *reinterpret_cast<float2*>(row + column) = make_float2(first, second);
+      } else {
+        store_pair<U>(reinterpret_cast<std::byte*>(row + column), first, second);
+      }
+    }
+    return;
+  }
+  if (column < num_columns) row[column] = from_float<U>(first);
+  if (column + 1 < num_columns) row[column + 1] = from_float<U>(second);
+}
+
+template <class T, int kColumnTiles>
+__device__ void write_tile(const Tile<T>& t, int num_row_tiles, const ScoreShare& share,
+                           const RowState& state, const float (&out)[kRowTiles][kColumnTiles][4]) {
+  // The sums of all warps' weights; a barrier is behind the last readers of `maxima`.
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const float sum = sum_over_quad(state.sum[h]);
+    const int row = share.row_tile * kRowTile + h * 8 + t.lane / 4;
+    if (share.num_key_tiles == 0 || t.lane % 4 != 0) continue;
+    t.shared.maxima[share.group * kMaxTileRows + row] = sum;
+    if (share.group == 0) t.shared.largest[row] = state.largest[h];
+  }
+  __syncthreads();
+  const AttentionParams& tensors = t.tensors();
+  const int rank = t.geometry().kv_lora_rank;
+  const auto sum_of = [&](int row) {
+    float sum = 0;
+    for (int g = 0; g < share.num_groups; ++g) sum += t.shared.maxima[g * kMaxTileRows + row];
+    return sum;
+  };
+#pragma unroll
+  for (int m = 0; m < kRowTiles; ++m) {
+    if (m >= num_row_tiles) break;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const int row = m * kRowTile + h * 8 + t.lane / 4;
+      if (row >= t.tile.num_rows) continue;
+      const float sum = sum_of(row);
+      const float inverse = sum == 0 ? 0.0F : 1 / sum;
+      const RowPlace at =
+          place_of(t.plan, t.geometry().num_heads, t.tile.request, t.tile.row_begin + row);
+      const int64_t partial = t.tile.partial_begin + row;
+#pragma unroll
+      for (int c = 0; c < kColumnTiles; ++c) {
+        const int column = (t.warp * kColumnTiles + c) * 8 + t.lane % 4 * 2;
+        const float first = out[m][c][2 * h] * inverse;
+        const float second = out[m][c][2 * h + 1] * inverse;
+        if (t.tile.partial_begin >= 0) {
+          write_pair(tensors.partial_out + partial * rank, column, rank, first, second,
+                     rank % 2 == 0);
+        } else {
+          write_pair(static_cast<T*>(tensors.out) + at.token * tensors.out_token_stride +
+                         at.head * tensors.out_head_stride,
+                     column, rank, first, second, t.params.paired_out);
+        }
+      }
+      if (t.warp != 0 || t.lane % 4 != 0) continue;
+      const float lse =
+          sum == 0 ? -INFINITY : (t.shared.largest[row] + log2f(sum)) * std::numbers::ln2_v<float>;
+      if (t.tile.partial_begin >= 0) {
+        tensors.partial_lse[partial] = lse;
+      } else {
+        write_lse(tensors, t.plan, at, lse);
+      }
+    }
+  }
+}
+
+__device__ void wait_for_oldest(int num_stages) {
+  if (num_stages == 2) {
+    wait_for_copies<0>();
+  } else if (num_stages == 3) {
+    wait_for_copies<1>();
+  } else {
+    wait_for_copies<2>();
+  }
+}
+
+template <class T, int kColumnTiles>
+__device__ void attend(const Tile<T>& t) {
+  const TileShape& shape = t.params.shape;
+  const int num_row_tiles = (t.tile.num_rows + kRowTile - 1) / kRowTile;
+  const int num_blocks = t.num_blocks();
+  const ScoreShare share(num_row_tiles, shape.block_keys, t.warp);
+  t.load_queries(num_row_tiles);
+  for (int block = 0; block < shape.num_stages - 1; ++block) {
+    if (block < num_blocks) t.load_keys(block);
+    commit_copies();
+  }
+
+  int limit[2];  // of the thread's rows of the scores
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int row = share.row_tile * kRowTile + h * 8 + t.lane / 4;
+    limit[h] = row < t.tile.num_rows
+                   ? min(t.tile.kv_end, visible_keys(t.plan, t.geometry().num_heads, t.tile.request,
+                                                     t.tile.row_begin + row))
+                   : 0;
+  }
+  const float scale_log2 = t.plan.sm_scale * std::numbers::log2e_v<float>;
+  RowState state;
+  float out[kRowTiles][kColumnTiles][4] = {};
+  for (int block = 0; block < num_blocks; ++block) {
+    wait_for_oldest(shape.num_stages);
+    __syncthreads();  // the block is there, and everyone is done with the one before it
+    if (block + shape.num_stages - 1 < num_blocks) t.load_keys(block + shape.num_stages - 1);
+    commit_copies();
+
+    float scores[kKeyTiles][4];
+    if (share.num_key_tiles > 0) {
+      score_block(t, t.stage(block), share, scores);
+      mask_scores(scores, share.num_key_tiles,
+                  t.tile.kv_begin + block * shape.block_keys + share.first_key + t.lane % 4 * 2,
+                  limit, scale_log2);
+      publish_maxima(t, scores, share);
+    }
+    __syncthreads();  // maxima
+    if (share.num_key_tiles > 0) weigh_block(t, scores, share, state);
+    __syncthreads();  // weights and factors
+    collect_block(t, t.stage(block), num_row_tiles, out);
+  }
+  wait_for_copies<0>();
+  write_tile(t, num_row_tiles, share, state, out);
+  __syncthreads();  // the next tile overwrites everything
+}
+
+template <class T, int kColumnTiles>
+__global__ void __launch_bounds__(kThreads, kColumnTiles == 8 ? 1 : 2)
+    attention_kernel(const __grid_constant__ Params params) {
+  extern __shared__ __align__(128) std::byte memory[];
+  const Shared<T> shared(memory, params.shape);
+  if (params.shape.has_padding) {  // no load writes it
+    const int bytes = params.shape.num_stages * params.shape.block_keys * params.shape.row_bytes +
+                      params.shape.tile_rows * params.shape.row_bytes;
+    for (int at = static_cast<int>(threadIdx.x) * 16; at < bytes; at += kThreads * 16) {
+      *reinterpret_cast<uint4*>(memory + at) = make_uint4(0, 0, 0, 0);
+    }
+    __syncthreads();
+  }
+  const PlanView plan = params.launch.image.view(params.launch.plan);
+  const int end = plan.worker_indptr[blockIdx.x + 1];
+  for (int i = plan.worker_indptr[blockIdx.x]; i < end; ++i) {
+    const plan::Tile tile = plan.tiles[i];
+    if (tile.request >= params.launch.num_requests) continue;
+    attend<T, kColumnTiles>({params, plan, tile, shared});
+  }
+}
+
+using Kernel = void (*)(Params);
+
+template <class T>
+Kernel kernel_of_rank(int32_t rank) {
+  if (rank <= 128) return &attention_kernel<T, 2>;
+  if (rank <= 256) return &attention_kernel<T, 4>;
+  return &attention_kernel<T, 8>;
+}
+
+Kernel kernel_of(const Geometry& geometry) {
+  return geometry.dtype == DType::kBFloat16 ? kernel_of_rank<__nv_bfloat16>(geometry.kv_lora_rank)
+                                            : kernel_of_rank<__half>(geometry.kv_lora_rank);
+}
+
+TileShape shape_of(const KernelQuery& query) {
+  return choose_tile_shape(query.geometry, device_limits(query.device.index).smem_per_block);
+}
+
+const char* refuses(const KernelQuery& query) {
+  if (query.geometry.dtype == DType::kFloat32) return "tensor cores round fp32";
+  if (query.geometry.kv_lora_rank > kMaxRank) return "kv_lora_rank is above 512";
+  if (device_limits(query.device.index).compute_capability < 80) {
+    return "the device's compute capability is below 8.0";
+  }
+  if (shape_of(query).tile_rows == 0) {
+    return "a tile does not fit in the shared memory of a block";
+  }
+  return nullptr;
+}
+
+int32_t num_workers(const KernelQuery& query) {
+  return device_limits(query.device.index).num_sms * shape_of(query).blocks_per_sm;
+}
+
+// Of an H200, from docs/kernels/cuda_general.md.
+plan::CostModel cost_model(const KernelQuery& query) {
+  const TileShape shape = shape_of(query);
+  const auto workers_per_sm = static_cast<double>(shape.blocks_per_sm);
+  const double keys = shape.block_keys;
+  constexpr double kBytesPerNs = 25;     // of one multiprocessor, read from memory
+  constexpr double kMultiplyAdds = 900;  // a nanosecond, of one multiprocessor
+  const double columns = shape.width + query.geometry.kv_lora_rank;
+  return {.tile_rows = shape.tile_rows,
+          .block_tokens = shape.block_keys,
+          .split_align = 1,
+          .tile_ns = 2500,
+          .block_ns = keys * shape.width * 2 / kBytesPerNs * workers_per_sm,
+          .block_row_ns = keys * columns / kMultiplyAdds * workers_per_sm,
+          .partial_row_ns = 0.1 * query.geometry.kv_lora_rank,
+          .merge_ns = 4000};
+}
+
+void prepare(const KernelQuery& query) {
+  const DeviceGuard guard(query.device.index);
+  MLA_CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel_of(query.geometry)),
+                                      cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      static_cast<int>(shape_of(query).smem_bytes)));
+  prepare_merge();
+}
+
+/// Whether rows at these places can be read or written in units of so many bytes.
+bool in_units(const void* data, size_t bytes, std::initializer_list<int64_t> elements) {
+  bool whole = reinterpret_cast<uintptr_t>(data) % bytes == 0;
+  for (const int64_t count : elements)
+    whole = whole && count * 2 % static_cast<int64_t>(bytes) == 0;
+  return whole;
+}
+
+void launch(const AttentionLaunch& launch, Stream stream) {
+  const AttentionParams& t = launch.params;
+  const int64_t rank = t.geometry.kv_lora_rank;
+  const int64_t rope = t.geometry.qk_rope_head_dim;
+  Params params{.launch = kernel_params(launch),
+                .shape = shape_of({t.geometry, t.cache, launch.device})};
+  params.wide_queries =
+      in_units(t.q_nope, 16, {rank, t.q_nope_token_stride, t.q_nope_head_stride}) &&
+      (rope == 0 || in_units(t.q_pe, 16, {rope, t.q_pe_token_stride, t.q_pe_head_stride}));
+  params.wide_cache = in_units(t.ckv, 16, {rank, t.cache.ckv_page, t.cache.ckv_row}) &&
+                      (rope == 0 || in_units(t.kpe, 16, {rope, t.cache.kpe_page, t.cache.kpe_row}));
+  params.paired_out = in_units(t.out, 4, {rank, t.out_token_stride, t.out_head_stride});
+  const DeviceGuard guard(launch.device.index);
+  kernel_of(t.geometry)<<<launch.num_workers, kThreads, params.shape.smem_bytes,
+                          static_cast<cudaStream_t>(stream.handle)>>>(params);
+  MLA_CUDA_CHECK(cudaGetLastError());
+  if (launch.may_split) launch_merge(launch, stream);
+}
+
+}  // namespace
+
+const AttentionImpl kTensorCoreImpl = {.name = "cuda_tensor_core",
+                                       .capturable = true,
+                                       .rounds_probabilities = true,
+                                       .refuses = &refuses,
+                                       .cost_model = &cost_model,
+                                       .num_workers = &num_workers,
+                                       .prepare = &prepare,
+                                       .launch = &launch};
+
+}  // namespace mla::cuda::general

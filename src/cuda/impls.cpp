@@ -1,0 +1,19 @@
+#include "cuda/impls.hpp"
+
+#include "cuda/general/simt.hpp"
+#include "cuda/general/tensor_core.hpp"
+
+namespace mla::cuda {
+namespace {
+
+// In order of preference; the last takes every shape.
+constexpr const AttentionImpl* kImpls[] = {
+    &general::kTensorCoreImpl,
+    &general::kSimtImpl,
+};
+
+}  // namespace
+
+std::span<const AttentionImpl* const> impls() { return kImpls; }
+
+}  // namespace mla::cuda

@@ -1,0 +1,65 @@
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <numbers>
+
+#include "core/attention_impl.hpp"
+
+// Where the rows of a tile lie in the caller's tensors, and what they may see: cpu/rows.hpp for
+// kernels.
+namespace mla::cuda {
+
+/// What a kernel of this folder gets: the launch's tensors and the place of the plan.
+struct KernelParams {
+  AttentionParams tensors{};
+  PlanImage image{};
+  const std::byte* plan = nullptr;
+  int32_t num_requests = 0;
+};
+
+inline KernelParams kernel_params(const AttentionLaunch& launch) {
+  return {launch.params, launch.image, launch.plan, launch.num_requests};
+}
+
+struct RowPlace {
+  int64_t token;
+  int32_t head;
+};
+
+__device__ inline RowPlace place_of(const PlanView& plan, int32_t num_heads, int32_t request,
+                                    int64_t row) {
+  const auto query = static_cast<int32_t>(row / num_heads);
+  return {int64_t{plan.qo_indptr[request]} + query,
+          static_cast<int32_t>(row - int64_t{query} * num_heads)};
+}
+
+/// Keys 0 .. visible - 1 of the request are what row `row` of it may see.
+__device__ inline int32_t visible_keys(const PlanView& plan, int32_t num_heads, int32_t request,
+                                       int64_t row) {
+  const int32_t num_keys = plan.kv_len[request];
+  if (!plan.causal) return num_keys;
+  const int32_t num_queries = plan.qo_indptr[request + 1] - plan.qo_indptr[request];
+  const auto query = static_cast<int32_t>(row / num_heads);
+  return max(num_keys - num_queries + query + 1, 0);
+}
+
+/// Page and slot of a request's key.
+struct KeyPlace {
+  int64_t page;
+  int64_t slot;
+};
+
+__device__ inline KeyPlace place_of_key(const int32_t* pages, int32_t key, int32_t page_size) {
+  const uint32_t page = static_cast<uint32_t>(key) / static_cast<uint32_t>(page_size);
+  return {pages[page], key - static_cast<int64_t>(page) * page_size};
+}
+
+__device__ inline void write_lse(const AttentionParams& tensors, const PlanView& plan, RowPlace at,
+                                 float natural_lse) {
+  if (tensors.lse == nullptr) return;
+  tensors.lse[at.token * tensors.lse_token_stride + at.head * tensors.lse_head_stride] =
+      plan.lse_base == LseBase::kTwo ? natural_lse * std::numbers::log2e_v<float> : natural_lse;
+}
+
+}  // namespace mla::cuda
