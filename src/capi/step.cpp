@@ -105,8 +105,10 @@ void read_passes(mla_step& step, const mla_attention_step& given, const char* wh
 }  // namespace
 
 mla_status mla_step_create(mla_step** step) noexcept {
-  return guard(
-      [&] { not_null(step, "step", "mla_step_create") = std::make_unique<mla_step>().release(); });
+  return guard([&] {
+    not_null(step, "step", "mla_step_create");
+    *step = std::make_unique<mla_step>().release();
+  });
 }
 
 void mla_step_destroy(mla_step* step) noexcept { destroy(step); }
