@@ -33,7 +33,7 @@ extern "C" {
 #endif
 
 /* Raised by every change that breaks a program compiled against an earlier header. */
-#define MLA_ABI_VERSION 1
+#define MLA_ABI_VERSION 2
 
 #define MLA_MAX_RANK 4
 
@@ -42,7 +42,8 @@ typedef enum mla_status {
   MLA_INVALID_ARGUMENT = 1, /* a value that the call does not accept */
   MLA_INVALID_STATE = 2,    /* the object does not allow the call now: run before plan */
   MLA_OUT_OF_MEMORY = 3,
-  MLA_INTERNAL_ERROR = 4 /* a fault of the library: please report it with its text */
+  MLA_INTERNAL_ERROR = 4, /* a fault of the library: please report it with its text */
+  MLA_DEVICE_ERROR = 5    /* a call of the accelerator's runtime failed: the text names it */
 } mla_status;
 
 /* Element types. The first three are what queries, caches and outputs may be. */
@@ -268,10 +269,12 @@ typedef struct mla_partial_state {
  * states    [num_states], 1 or more, all of out's shape and of base `base`
  * out       [T, H, D]; may be the very tensor of one of the states
  * lse       [T, H] fp32, may be the very tensor of a state; null where it is not wanted
- * executor  null: one for the process */
+ * executor  shares out the rows on the CPU; null: the calling thread does all
+ * All on out's device. On an accelerator (at most 256 states there) the merge is queued on `stream`
+ * and may be captured. */
 MLA_API mla_status mla_merge_states(const mla_partial_state* states, int64_t num_states,
                                     const mla_tensor* out, const mla_tensor* lse, int32_t base,
-                                    mla_executor* executor) MLA_NOEXCEPT;
+                                    mla_executor* executor, void* stream) MLA_NOEXCEPT;
 
 #ifdef __cplusplus
 }

@@ -35,6 +35,9 @@ mla_status keep_current_exception() noexcept {
   } catch (const InvalidState& error) {
     keep(error.what());
     return MLA_INVALID_STATE;
+  } catch (const CudaError& error) {
+    keep(error.what());
+    return MLA_DEVICE_ERROR;
   } catch (const std::bad_alloc&) {
     last_error.text = "out of memory";
     return MLA_OUT_OF_MEMORY;

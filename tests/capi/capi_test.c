@@ -225,11 +225,14 @@ static void merging_parts_gives_the_whole(void) {
   poison_output();
   merged = tensor(out, TOKENS, HEADS, RANK);
   merged_lse = tensor(lse, TOKENS, HEADS, 0);
-  CHECK(mla_merge_states(states, 2, &merged, &merged_lse, MLA_LSE_NATURAL, NULL) == MLA_OK);
+  CHECK(mla_merge_states(states, 2, &merged, &merged_lse, MLA_LSE_NATURAL, NULL, NULL) == MLA_OK);
   check_output(0);
-  CHECK(mla_merge_states(states, 2, &merged, NULL, MLA_LSE_BASE_2, NULL) == MLA_INVALID_ARGUMENT);
-  CHECK(mla_merge_states(states, 0, &merged, NULL, MLA_LSE_NATURAL, NULL) == MLA_INVALID_ARGUMENT);
-  CHECK(mla_merge_states(NULL, 2, &merged, NULL, MLA_LSE_NATURAL, NULL) == MLA_INVALID_ARGUMENT);
+  CHECK(mla_merge_states(states, 2, &merged, NULL, MLA_LSE_BASE_2, NULL, NULL) ==
+        MLA_INVALID_ARGUMENT);
+  CHECK(mla_merge_states(states, 0, &merged, NULL, MLA_LSE_NATURAL, NULL, NULL) ==
+        MLA_INVALID_ARGUMENT);
+  CHECK(mla_merge_states(NULL, 2, &merged, NULL, MLA_LSE_NATURAL, NULL, NULL) ==
+        MLA_INVALID_ARGUMENT);
 }
 
 static void bad_input_is_refused_by_name(void) {

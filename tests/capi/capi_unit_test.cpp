@@ -27,6 +27,7 @@ TEST(CapiUnit, EveryExceptionBecomesAStatusAndAText) {
   EXPECT_EQ(status_of(InvalidArgument(parts)), MLA_INVALID_ARGUMENT);
   EXPECT_STREQ(mla_last_error(), "f: x: expected 1, got 2");
   EXPECT_EQ(status_of(InvalidState(parts)), MLA_INVALID_STATE);
+  EXPECT_EQ(status_of(CudaError(parts, 700)), MLA_DEVICE_ERROR);
   EXPECT_EQ(status_of(std::bad_alloc()), MLA_OUT_OF_MEMORY);
   EXPECT_STREQ(mla_last_error(), "out of memory");
   EXPECT_EQ(status_of(std::logic_error("broken")), MLA_INTERNAL_ERROR);
@@ -206,7 +207,8 @@ TEST(CapiUnit, EveryCallRefusesNullBlankMemoryAndForeignHandles) {
   EXPECT_EQ(mla_executor_create(1, nullptr), MLA_INVALID_ARGUMENT);
   EXPECT_EQ(mla_step_create(nullptr), MLA_INVALID_ARGUMENT);
   EXPECT_EQ(mla_chain_page_key(nullptr, nullptr, 0, nullptr), MLA_INVALID_ARGUMENT);
-  EXPECT_EQ(mla_merge_states(nullptr, 0, nullptr, nullptr, 0, nullptr), MLA_INVALID_ARGUMENT);
+  EXPECT_EQ(mla_merge_states(nullptr, 0, nullptr, nullptr, 0, nullptr, nullptr),
+            MLA_INVALID_ARGUMENT);
 }
 
 TEST(CapiUnit, WhatIsNoHandleIsNeitherReadNorDestroyed) {

@@ -79,7 +79,7 @@ if [ "$flavour" = shared ]; then
 import ctypes, sys
 library = ctypes.CDLL(sys.argv[1])
 library.mla_last_error.restype = library.mla_version.restype = ctypes.c_char_p
-assert library.mla_abi_version() == 1
+assert library.mla_abi_version() == 2
 assert library.mla_executor_create(-1, ctypes.byref(ctypes.c_void_p())) == 1
 step = ctypes.c_void_p()
 assert library.mla_step_create(ctypes.byref(step)) == 0
