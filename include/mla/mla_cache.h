@@ -85,7 +85,11 @@ MLA_API mla_status mla_pool_gather(const mla_pool* pool, int32_t layer, const in
 MLA_API mla_status mla_pool_copy_pages(mla_pool* pool, const mla_page_copy* copies,
                                        int64_t num_copies, void* stream) MLA_NOEXCEPT;
 
-/* ---- KV resource: who holds which pages, and what a step appends where ---- */
+/* ---- KV resource: who holds which pages, and what a step appends where ----
+ * Its steps are admitted, planned and committed by a runner (mla_engine.h). Streams that the step
+ * in flight names may not be forked, trimmed or removed before its end: MLA_INVALID_STATE. A change
+ * of a stream of a step that was planned early drops that step, which is then planned afresh. A
+ * stream that is not open, or one that must not be, is MLA_INVALID_ARGUMENT. */
 
 typedef struct mla_kv_resource mla_kv_resource;
 
@@ -210,7 +214,8 @@ MLA_API mla_status mla_kv_resource_label_plan(const mla_kv_resource* kv, const c
 MLA_API mla_status mla_label_plan_view(const mla_label_plan* plan, int64_t row,
                                        mla_kv_view* view) MLA_NOEXCEPT;
 
-/* Scatters the label's new rows, in packed order, to their slots in one layer.
+/* Scatters the label's new rows, in packed order, to their slots in one layer. Between the step's
+ * plan and its end, else MLA_INVALID_STATE; blocks until done on the CPU.
  * ckv, kpe  [n, ...] as mla_pool_append takes them; n is T, or the bucket's tokens */
 MLA_API mla_status mla_kv_resource_write(mla_kv_resource* kv, int32_t layer, const char* label,
                                          const mla_tensor* ckv, const mla_tensor* kpe,

@@ -71,7 +71,8 @@ MLA_API mla_status mla_attention_resource_set_cursor(mla_attention_resource* att
                                                      const char* label, int32_t layer) MLA_NOEXCEPT;
 
 /* Attends with the step's plan of a label and pass; see mla_attention_run. MLA_INVALID_STATE where
- * nothing is planned, or a newer step is admitted. */
+ * nothing is planned, or a newer step is admitted; MLA_INVALID_ARGUMENT where the plan has not that
+ * label and pass, or a tensor does not match. Allocates nothing. */
 MLA_API mla_status mla_attention_resource_run(mla_attention_resource* attention,
                                               const mla_attend_args* args,
                                               void* stream) MLA_NOEXCEPT;
