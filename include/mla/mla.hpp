@@ -5,6 +5,7 @@
 #include "mla/attention_resource.hpp"
 #include "mla/batch.hpp"
 #include "mla/device.hpp"
+#include "mla/device_memory.hpp"
 #include "mla/dtype.hpp"
 #include "mla/error.hpp"
 #include "mla/executor.hpp"
