@@ -2,7 +2,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <string_view>
 
 #include "mla/attention.hpp"
@@ -27,13 +26,16 @@ struct LayerOptions {
   /// A tensor-parallel rank's heads. Weights are given whole; the rank's part is kept. The output
   /// is then a partial sum: that of all ranks is the layer's.
   HeadRange heads{};
-  DType dtype = DType::kBFloat16;  ///< of hidden states, the pool and the output: fp32 or bf16
-  Device device{};
-  std::shared_ptr<Executor> executor{};  ///< CPU only; none: Executor::shared()
+  /// Of hidden states, the pool and the output: fp32, bf16 or, on CUDA, fp16.
+  DType dtype = DType::kBFloat16;
+  Device device{};  ///< the CPU, or a CUDA device where cuBLAS is installed
+  /// CPU only: the crew that works in a workspace; none: Executor::shared(). A layer needs none.
+  std::shared_ptr<Executor> executor{};
 };
 
-/// Weights as the checkpoint stores them, [out, in]; fp32, bf16 or fp16, at any address. A layer
-/// copies what it needs, rounded to nearest even where its dtype is narrower.
+/// Weights as the checkpoint stores them, [out, in], in host memory; fp32, bf16 or fp16, at any
+/// address. A layer copies what it needs to its device, rounded to nearest even where its dtype is
+/// narrower.
 struct LayerWeights {
   ConstTensor<2> q_proj{};              ///< [heads * qk_head_dim, hidden]; where q_lora_rank is 0
   ConstTensor<2> q_a_proj{};            ///< [q_lora_rank, hidden]; elsewhere, with the next two
@@ -61,18 +63,20 @@ struct LayerActivations {
   Tensor<3> attended{};     ///< [T, H, kv_lora_rank], where the attention writes
 };
 
-/// Memory for the activations of one step. Layers of one configuration and rank may share it, one
-/// call at a time.
+/// Memory for the activations of one step and, on CUDA, a cuBLAS handle with its 32 MiB of scratch.
+/// Layers of one configuration and rank may share it, one call at a time, on one stream or on
+/// streams that wait for each other.
 class MLA_API LayerWorkspace {
  public:
-  /// Room for steps of up to `max_tokens` tokens. Throws InvalidArgument, std::bad_alloc.
+  /// Room for steps of up to `max_tokens` tokens. Throws InvalidArgument (also where cuBLAS is not
+  /// installed), std::bad_alloc, CudaError.
   LayerWorkspace(const LayerConfig& config, const LayerOptions& options, int64_t max_tokens);
   ~LayerWorkspace();
   LayerWorkspace(LayerWorkspace&&) noexcept;
   LayerWorkspace& operator=(LayerWorkspace&&) noexcept;
 
   int64_t max_tokens() const noexcept;
-  size_t bytes() const noexcept;
+  size_t bytes() const noexcept;  ///< of the device
 
  private:
   friend class Layer;
@@ -80,11 +84,13 @@ class MLA_API LayerWorkspace {
   std::unique_ptr<Impl> impl_;
 };
 
-/// One step of a whole layer.
+/// One step of a whole layer, all of it on the layer's device.
 struct LayerStep {
-  ConstTensor<2> hidden{};             ///< [T, hidden], the options' dtype; rows at any stride
-  std::span<const int32_t> positions;  ///< [T], of each token in its request, >= 0
-  std::span<const int64_t> slots;      ///< [T], where its row goes in the pool; -1: nowhere
+  ConstTensor<2> hidden{};                   ///< [T, hidden], the options' dtype; any row stride
+  TensorView<const int32_t, 1> positions{};  ///< [T], of each token in its request, >= 0
+  /// [T], where each token's row goes in the pool; -1: nowhere. On CUDA they are read when the work
+  /// is done, by a captured step anew at each replay; one outside the pool is skipped there.
+  TensorView<const int64_t, 1> slots{};
   LatentPool* pool = nullptr;
   int32_t layer_idx = 0;                ///< in the pool
   PagedAttention* attention = nullptr;  ///< planned for this step, over this pool
@@ -109,12 +115,13 @@ struct LayerStep {
 ///   layer.output(a.attended, out, workspace);
 ///
 /// The plan's sm_scale must be config().sm_scale. Calls on one layer may overlap where each has its
-/// own workspace and output.
+/// own workspace and output. Calls block until done on the CPU; on CUDA they queue their work, for
+/// which they neither allocate nor wait, and can be captured.
 class MLA_API Layer {
  public:
   /// Checks the configuration and every weight, and keeps copies of the rank's weights.
-  /// Throws InvalidArgument naming the field or weight (another device or dtype, a head range
-  /// beyond the layer's heads).
+  /// Throws InvalidArgument naming the field or weight (a device that is not there or lacks cuBLAS,
+  /// another dtype, a head range beyond the layer's heads), std::bad_alloc, CudaError.
   Layer(const LayerConfig& config, const LayerWeights& weights, const LayerOptions& options = {});
   ~Layer();
   Layer(Layer&&) noexcept;
@@ -125,18 +132,21 @@ class MLA_API Layer {
   /// What AttentionConfig needs, for a pool of this page size.
   Geometry geometry(int32_t page_size) const noexcept;
 
-  /// Hidden states to queries and cache rows. The result is valid until the workspace's next use.
-  /// Throws InvalidArgument (shape, dtype, a negative position, more tokens than the workspace
-  /// has room for). Blocks until done on the CPU.
-  LayerActivations project(const ConstTensor<2>& hidden, std::span<const int32_t> positions,
-                           LayerWorkspace& workspace, Stream stream = {}) const;
+  /// Hidden states to queries and cache rows; positions [T]. The result is valid until the
+  /// workspace's next use. Throws InvalidArgument (shape, dtype, device, more tokens than the
+  /// workspace has room for, on the CPU a negative position), CudaError.
+  LayerActivations project(const ConstTensor<2>& hidden,
+                           const TensorView<const int32_t, 1>& positions, LayerWorkspace& workspace,
+                           Stream stream = {}) const;
 
-  /// Attended latents [T, H, kv_lora_rank] to the output, [T, hidden]. Throws InvalidArgument.
+  /// Attended latents [T, H, kv_lora_rank] to the output, [T, hidden]. Throws InvalidArgument,
+  /// CudaError.
   void output(const ConstTensor<3>& attended, const Tensor<2>& out, LayerWorkspace& workspace,
               Stream stream = {}) const;
 
-  /// All of it: project, append to the pool, attend, output. Throws InvalidArgument, InvalidState
-  /// (the attention has no plan).
+  /// All of it: project, with the cache rows written to the pool at once, attend, output. Throws
+  /// InvalidArgument (on the CPU also a slot outside the pool), InvalidState (the attention has no
+  /// plan), CudaError.
   void forward(const LayerStep& step, LayerWorkspace& workspace, Stream stream = {}) const;
 
  private:

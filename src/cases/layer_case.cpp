@@ -6,9 +6,10 @@
 #include <cstring>
 #include <limits>
 #include <numeric>
+#include <utility>
 
-#include "cases/buffer.hpp"
 #include "cases/random.hpp"
+#include "mla/device_memory.hpp"
 #include "mla/error.hpp"
 #include "mla/kv_resource.hpp"
 
@@ -18,7 +19,7 @@ namespace {
 constexpr int32_t kLayerIdx = 1;                         // of two in the pool
 constexpr int32_t kChunkSizes[] = {7, 1, 19, 2, 33, 5};  // not in step with any page size
 constexpr int64_t kSamples = 64;                         // of queries, and of each one's keys
-constexpr double kRounding = 0.425 * 0x1p-8;  // relative root mean square of a rounding to bf16
+constexpr double kRounding = 0.425;  // root mean square of a rounding, in units of its dtype
 
 [[noreturn]] void refuse(const std::string& what, const std::string& expected,
                          const std::string& got) {
@@ -68,33 +69,38 @@ double root_mean_square(std::span<const float> values) {
   return std::sqrt(squares / static_cast<double>(values.size()));
 }
 
-// Values in the run's dtype, rounded to nearest even.
+// Rows in the run's dtype, rounded to nearest even, on the host and on the run's device.
 class Elements {
  public:
-  Elements(DType dtype, int64_t rows, int64_t width)
-      : view_(contiguous_view(static_cast<void*>(nullptr), std::array{rows, width}, dtype)),
-        bytes_(static_cast<size_t>(rows * width * size_of(dtype))) {
-    view_.data = bytes_.data();
-  }
+  Elements(DType dtype, int64_t rows, int64_t width, Device device)
+      : bytes_(static_cast<size_t>(rows * width * size_of(dtype))),
+        memory_(device, bytes_.size()),
+        view_(contiguous_view(memory_.data(), std::array{rows, width}, dtype, device)) {}
 
   const Tensor<2>& view() const { return view_; }
-  ConstTensor<2> const_view() const {
-    return contiguous_view(static_cast<const void*>(bytes_.data()), view_.shape, view_.dtype);
+  void copy_to_device(Stream stream) {
+    memory_.copy_from_host(bytes_.data(), bytes_.size(), stream);
   }
+  void copy_to_host(Stream stream) { memory_.copy_to_host(bytes_.data(), bytes_.size(), stream); }
+
   void set_row(int64_t row, std::span<const float> values) {
     for (int64_t c = 0; c < view_.shape[1]; ++c) {
       const float value = values[static_cast<size_t>(c)];
       const int64_t index = row * view_.shape[1] + c;
       if (view_.dtype == DType::kFloat32) {
         put(index, value);
+      } else if (view_.dtype == DType::kFloat16) {
+        put(index, Float16(value));
       } else {
         put(index, BFloat16(value));
       }
     }
   }
   void get_row(int64_t row, std::span<float> values) const {
+    const ConstTensor<2> on_host =
+        contiguous_view(static_cast<const void*>(bytes_.data()), view_.shape, view_.dtype);
     for (int64_t c = 0; c < view_.shape[1]; ++c) {
-      values[static_cast<size_t>(c)] = element(const_view(), row * view_.shape[1] + c);
+      values[static_cast<size_t>(c)] = element(on_host, row * view_.shape[1] + c);
     }
   }
 
@@ -104,8 +110,27 @@ class Elements {
     std::memcpy(bytes_.data() + static_cast<size_t>(index) * sizeof(T), &value, sizeof(T));
   }
 
-  Tensor<2> view_;
   std::vector<std::byte> bytes_;
+  DeviceMemory memory_;
+  Tensor<2> view_;
+};
+
+// Numbers that the host gives to a step.
+template <class T>
+class List {
+ public:
+  List(std::span<const T> values, Device device, Stream stream)
+      : memory_(device, values.size_bytes()), count_(std::ssize(values)) {
+    memory_.copy_from_host(values.data(), values.size_bytes(), stream);
+  }
+  TensorView<const T, 1> view() const {
+    return contiguous_view(static_cast<const T*>(memory_.data()), std::array{count_},
+                           memory_.device());
+  }
+
+ private:
+  DeviceMemory memory_;
+  int64_t count_;
 };
 
 struct Extent {
@@ -126,7 +151,7 @@ Extent extent_of(const LayerSchedule& schedule) {
   return extent;
 }
 
-void plan_step(KvResource& kv, const std::vector<LayerSpan>& spans) {
+void plan_step(KvResource& kv, const std::vector<LayerSpan>& spans, Stream stream) {
   std::vector<Segment> segments;
   segments.reserve(spans.size());
   for (const LayerSpan& span : spans) {
@@ -138,7 +163,7 @@ void plan_step(KvResource& kv, const std::vector<LayerSpan>& spans) {
                  .expected = "no more tokens of a request than the file has",
                  .got = "pages short"});
   }
-  kv.plan();
+  kv.plan(stream);
 }
 
 std::vector<int32_t> positions_of(const LabelPlan& step) {
@@ -201,7 +226,8 @@ double LayerFile::score_rms() const {
   std::iota(positions.begin(), positions.end(), 0);
   const TensorView<const float, 2> rows =
       contiguous_view(hidden.data(), std::array{num_tokens, int64_t{config.hidden_size}});
-  const LayerActivations a = layer.project(rows, positions, workspace);
+  const LayerActivations a = layer.project(
+      rows, contiguous_view(std::as_const(positions).data(), std::array{num_tokens}), workspace);
 
   const auto dot = [](const auto& query, int64_t t, int64_t h, const ConstTensor<2>& key,
                       int64_t k) {
@@ -273,9 +299,10 @@ std::vector<std::vector<float>> run_layer(const LayerFile& file, const LayerRun&
   const int64_t width = file.config.hidden_size;
   const int64_t pages_each = (file.num_tokens + run.page_size - 1) / run.page_size;
   const LayerOptions options{
-      .heads = run.heads, .dtype = run.dtype, .device = {}, .executor = run.executor};
+      .heads = run.heads, .dtype = run.dtype, .device = run.device, .executor = run.executor};
   const Layer layer(file.config, file.weights, options);
   LayerWorkspace workspace(file.config, options, extent.most_tokens);
+  const DeviceStream stream(run.device);
 
   PoolConfig pool_config{.num_layers = 2,
                          .num_pages = pages_each * extent.num_requests,
@@ -283,16 +310,16 @@ std::vector<std::vector<float>> run_layer(const LayerFile& file, const LayerRun&
                          .kv_lora_rank = file.config.kv_lora_rank,
                          .qk_rope_head_dim = file.config.qk_rope_head_dim,
                          .dtype = run.dtype,
-                         .device = {},
+                         .device = run.device,
                          .memory = {}};
-  const Buffer memory(LatentPool::bytes(pool_config));
-  fill_poison(Poison::kNan, run.dtype, memory.data(),
-              static_cast<int64_t>(memory.size()) / size_of(run.dtype));
-  pool_config.memory = {memory.data(), memory.size()};
+  DeviceMemory memory(run.device, LatentPool::bytes(pool_config));
+  memory.fill(0xff, stream);  // NaN in every dtype
+  pool_config.memory = {static_cast<std::byte*>(memory.data()), memory.bytes()};
   LatentPool pool(pool_config);
   AttentionConfig attention_config;
   attention_config.geometry = layer.geometry(run.page_size);
   attention_config.num_pages = pool.total_pages();
+  attention_config.device = run.device;
   attention_config.limits = {.max_rows = extent.num_requests,
                              .max_tokens = extent.most_tokens,
                              .max_listed_pages = pool_config.num_pages};
@@ -308,25 +335,43 @@ std::vector<std::vector<float>> run_layer(const LayerFile& file, const LayerRun&
       static_cast<size_t>(extent.num_requests),
       std::vector<float>(file.expected.size(), std::numeric_limits<float>::quiet_NaN()));
   for (const auto& spans : schedule) {
-    plan_step(kv, spans);
+    plan_step(kv, spans, stream);
     const LabelPlan& step = kv.label_plan();
     const std::vector<int32_t> positions = positions_of(step);
     const auto tokens = std::ssize(positions);
-    Elements hidden(run.dtype, tokens, width);
+    Elements hidden(run.dtype, tokens, width, run.device);
     for (int64_t t = 0; t < tokens; ++t) {
       hidden.set_row(t, row_at(file.hidden, positions[static_cast<size_t>(t)], width));
     }
-    Elements out(run.dtype, tokens, width);
-    attention.plan(step.batch(), {.sm_scale = file.config.sm_scale});
-    const LayerActivations a = layer.project(hidden.const_view(), positions, workspace);
-    kv.write(kLayerIdx, "main", a.ckv, a.kpe);
-    attention.run({.q_nope = a.q_nope,
-                   .q_pe = a.q_pe,
-                   .cache = pool.views(kLayerIdx),
-                   .out = a.attended,
-                   .lse = {}});
-    layer.output(a.attended, out.view(), workspace);
+    hidden.copy_to_device(stream);
+    const List<int32_t> positions_list(positions, run.device, stream);
+    const List<int64_t> slots(step.slots, run.device, stream);
+    Elements out(run.dtype, tokens, width, run.device);
+    attention.plan(step.batch(), {.sm_scale = file.config.sm_scale}, stream);
+    if (run.staged) {
+      const LayerActivations a =
+          layer.project(hidden.view(), positions_list.view(), workspace, stream);
+      kv.write(kLayerIdx, "main", a.ckv, a.kpe, stream);
+      attention.run({.q_nope = a.q_nope,
+                     .q_pe = a.q_pe,
+                     .cache = pool.views(kLayerIdx),
+                     .out = a.attended,
+                     .lse = {}},
+                    stream);
+      layer.output(a.attended, out.view(), workspace, stream);
+    } else {
+      layer.forward({.hidden = hidden.view(),
+                     .positions = positions_list.view(),
+                     .slots = slots.view(),
+                     .pool = &pool,
+                     .layer_idx = kLayerIdx,
+                     .attention = &attention,
+                     .out = out.view()},
+                    workspace, stream);
+    }
     kv.commit();
+    out.copy_to_host(stream);
+    stream.synchronize();
     for (size_t i = 0; i < step.views.size(); ++i) {
       auto& output = outputs[step.views[i].request];
       for (int64_t t = step.qo_indptr[i]; t < step.qo_indptr[i + 1]; ++t) {
@@ -351,7 +396,8 @@ double error_bound(const LayerFile& file, DType dtype) {
   if (dtype == DType::kFloat32) return 2e-4;
   const double score = file.score_rms();
   const double most_of = std::sqrt(2 * std::log(100.0 * static_cast<double>(file.expected.size())));
-  return most_of * kRounding * file.largest_row() * std::sqrt(4 + 2 * score * score);
+  const double unit = dtype == DType::kFloat16 ? 0x1p-11 : 0x1p-8;
+  return most_of * kRounding * unit * file.largest_row() * std::sqrt(4 + 2 * score * score);
 }
 
 }  // namespace mla::cases

@@ -34,8 +34,11 @@ struct LayerFile {
 
 struct LayerRun {
   DType dtype = DType::kFloat32;
+  Device device{};
   int32_t page_size = 64;
   HeadRange heads{};
+  /// Stage by stage, with the cache rows written by KvResource; else Layer::forward writes them.
+  bool staged = false;
   std::string kernel{};  ///< as AttentionConfig
   std::shared_ptr<Executor> executor{};
 };
@@ -53,8 +56,8 @@ LayerSchedule token_by_token(const LayerFile& file);
 /// Several requests with the file's tokens, in steps that mix prefill and decode; each ends.
 LayerSchedule interleaved(const LayerFile& file, int32_t num_requests, uint64_t seed);
 
-/// Runs a schedule as an engine would, stage by stage, over a pool whose unused memory holds NaN.
-/// Returns the outputs of each request, [T, hidden_size].
+/// Runs a schedule as an engine would, over a pool whose unused memory holds NaN. Returns the
+/// outputs of each request, [T, hidden_size].
 std::vector<std::vector<float>> run_layer(const LayerFile& file, const LayerRun& run,
                                           const LayerSchedule& schedule);
 

@@ -1,215 +1,108 @@
 #include "mla/layer.hpp"
 
-#include <algorithm>
-#include <cmath>
 #include <string>
-#include <vector>
 
-#include "layer/gemm.hpp"
-#include "layer/rope.hpp"
-#include "layer/rows.hpp"
+#include "layer/checks.hpp"
+#include "layer/rank_weights.hpp"
 #include "layer/workspace.hpp"
 #include "mla/error.hpp"
 
 namespace mla {
 namespace {
 
-using layer::AlignedBytes;
-using layer::gemm;
+using layer::check_list;
+using layer::check_rows;
+using layer::LatentRows;
+using layer::refuse;
 
-constexpr const char* kCreate = "Layer";
 constexpr const char* kProject = "Layer::project";
 constexpr const char* kOutput = "Layer::output";
 constexpr const char* kForward = "Layer::forward";
-constexpr int64_t kMostBytes = int64_t{1} << 61;  // that one tensor may span
 
-[[noreturn]] void refuse(const char* where, const std::string& what, const std::string& expected,
-                         const std::string& got) {
-  throw_invalid({.what = what, .where = where, .expected = expected, .got = got});
+// [T, width] as [T, 1, width], which gemm takes.
+template <class T>
+TensorView<T, 3> one_matrix(const TensorView<T, 2>& rows) {
+  return {rows.data,
+          {rows.shape[0], 1, rows.shape[1]},
+          {rows.stride[0], 0, 1},
+          rows.device,
+          rows.dtype};
 }
 
-// Rows of a host tensor with contiguous columns. `wanted` lists the dtypes that will do.
-template <class T, int Rank>
-void check_rows(const char* where, const char* what, const TensorView<T, Rank>& tensor,
-                const std::array<int64_t, Rank>& shape, std::initializer_list<DType> wanted) {
-  const std::string name = what;
-  if (tensor.shape != shape) {
-    refuse(where, name + ".shape", to_string(shape), to_string(tensor.shape));
-  }
-  if (tensor.device.kind != DeviceKind::kCpu) {
-    refuse(where, name + ".device", "cpu", to_string(tensor.device));
-  }
-  if (std::ranges::find(wanted, tensor.dtype) == wanted.end()) {
-    std::string names;
-    for (const DType dtype : wanted)
-      names += (names.empty() ? "" : " or ") + std::string(name_of(dtype));
-    refuse(where, name + ".dtype", names, std::string(name_of(tensor.dtype)));
-  }
-  if (tensor.empty()) return;
-  if (tensor.data == nullptr) refuse(where, name + ".data", "memory", "null");
-  if (shape[Rank - 1] > 1 && tensor.stride[Rank - 1] != 1) {
-    refuse(where, name + ".stride[" + std::to_string(Rank - 1) + "]", "1",
-           std::to_string(tensor.stride[Rank - 1]));
-  }
-  for (size_t d = 0; d + 1 < Rank; ++d) {
-    if (shape[d] > 1 && tensor.stride[d] < shape[Rank - 1]) {
-      refuse(where, name + ".stride[" + std::to_string(d) + "]",
-             "at least " + std::to_string(shape[Rank - 1]) + ", the row's width",
-             std::to_string(tensor.stride[d]));
-    }
-    int64_t bytes = 0;  // of the dimension; three of them then stay below 2^63
-    if (__builtin_mul_overflow(shape[d] * 4, tensor.stride[d], &bytes) || bytes > kMostBytes) {
-      refuse(where, name + ".stride[" + std::to_string(d) + "]", "a tensor within 2^61 bytes",
-             std::to_string(tensor.stride[d]));
-    }
-  }
-}
-
-// A copy of rows or columns of a weight, in the layer's dtype, as gemm takes it.
-struct Weight {
-  AlignedBytes memory;
-  ConstTensor<2> rows;
-
-  ConstTensor<3> matrix() const {
-    return {rows.data, {1, rows.shape[0], rows.shape[1]}, {0, rows.stride[0], 1}, {}, rows.dtype};
-  }
-};
-
-Weight copy(ConstTensor<2> from, DType dtype) {
-  Weight weight;
-  const auto bytes = static_cast<size_t>(from.shape[0] * from.shape[1] * size_of(dtype));
-  weight.memory = layer::allocate(bytes);
-  const auto to = contiguous_view(static_cast<void*>(weight.memory.get()), from.shape, dtype);
-  layer::convert_rows(from, to);
-  weight.rows = {to.data, to.shape, to.stride, {}, dtype};
-  return weight;
-}
-
-std::vector<float> scaled(const ConstTensor<2>& norm, double scale) {
-  std::vector<float> weights(static_cast<size_t>(norm.shape[1]));
-  layer::convert_rows(norm, contiguous_view(weights.data(), norm.shape));
-  for (float& weight : weights) weight = static_cast<float>(weight * scale);
-  return weights;
-}
-
-ConstTensor<2> rows_of(ConstTensor<2> view, int64_t begin, int64_t count) {
-  const int64_t offset = begin * view.stride[0] * size_of(view.dtype);
-  view.data = static_cast<const std::byte*>(view.data) + offset;
-  view.shape[0] = count;
-  return view;
-}
-
-// to = from / rms(from) * weights, one row; sums in double, rounded once.
-void norm_row(const float* from, std::span<const float> weights, double eps, void* to,
-              DType dtype) {
-  double squares = 0;
-  for (size_t c = 0; c < weights.size(); ++c) squares += double{from[c]} * from[c];
-  const double mean = squares / static_cast<double>(weights.size());
-  const auto scale = static_cast<float>(1 / std::sqrt(mean + eps));
-  layer::with_type(dtype, [&](auto type) {
-    for (size_t c = 0; c < weights.size(); ++c) {
-      layer::store<decltype(type)>(to, static_cast<int64_t>(c), from[c] * scale * weights[c]);
-    }
-  });
-}
-
-// Calls fn(begin, end) on parts of [0, count), one for each worker of the crew.
-template <class Fn>
-void share(Executor& executor, int64_t count, const Fn& fn) {
-  const int64_t workers = std::min<int64_t>(executor.num_threads(), count / 8);  // 8 rows: ~10 us
-  if (workers <= 1) return fn(int64_t{0}, count);
-  executor.run([&](int worker) {
-    if (worker < workers) fn(count * worker / workers, count * (worker + 1) / workers);
-  });
+Tensor<2> rows_of(const Tensor<3>& view) {
+  return {view.data, {view.shape[0], view.shape[2]}, {view.stride[0], 1}, view.device, view.dtype};
 }
 
 }  // namespace
 
 struct Layer::Impl {
   LayerConfig config;
-  LayerOptions options;  // heads resolved, executor set
+  LayerOptions options;  // heads resolved
   layer::WorkspaceShape shape;
-  layer::Rope rope;
-  Weight q_proj, q_a_proj, q_b_proj, kv_a_proj, kv_b_proj, o_proj;
-  std::vector<float> q_norm, kv_norm;  // times the latents' scales
+  layer::RankWeights weights;
 
-  Impl(const LayerConfig& wanted, const LayerWeights& weights, const LayerOptions& asked)
+  Impl(const LayerConfig& wanted, const LayerWeights& given, const LayerOptions& asked)
       : config(wanted),
-        options(asked),
-        shape(layer::workspace_shape(wanted, asked)),
-        rope(wanted.rope, wanted.qk_rope_head_dim) {
-    options.heads = layer::check_options(config, options);
-    if (!options.executor) options.executor = Executor::shared();
-    take(weights);
-  }
+        options(layer::check_options(wanted, asked)),
+        shape(layer::workspace_shape(config, options)),
+        weights(config, given, options) {}
 
-  void take(const LayerWeights& weights);
-  LayerWorkspace::Impl& check_workspace(const char* where, LayerWorkspace& workspace,
-                                        int64_t num_tokens) const;
-  void project_query(const ConstTensor<2>& hidden, const LayerWorkspace::Impl& ws) const;
-  void project_latent(const ConstTensor<2>& hidden, const LayerWorkspace::Impl& ws) const;
-  void turn_queries(const LayerWorkspace::Impl& ws, int64_t num_tokens) const;
-  void absorb(const LayerWorkspace::Impl& ws, int64_t num_tokens) const;
+  void check_input(const char* where, const ConstTensor<2>& hidden,
+                   const TensorView<const int32_t, 1>& positions) const;
   void check_out(const char* where, const Tensor<2>& out, int64_t num_tokens) const {
     check_rows<void, 2>(where, "out", out, {num_tokens, config.hidden_size},
-                        {options.dtype, DType::kFloat32});
+                        {options.dtype, DType::kFloat32}, options.device);
   }
+  void check_pool(const LatentPool& pool) const;
+  const LayerWorkspace::Impl& check_workspace(const char* where, const LayerWorkspace& workspace,
+                                              int64_t num_tokens) const;
 
-  // [T, batch, width] of the layer's dtype (or fp32) in a workspace buffer.
+  void project(const ConstTensor<2>& hidden, const int32_t* positions, const LatentRows& rows,
+               const LayerWorkspace::Impl& ws, Stream stream) const;
+  void project_query(const ConstTensor<2>& hidden, const LayerWorkspace::Impl& ws,
+                     Stream stream) const;
+  void absorb(const Tensor<3>& queries, const LayerWorkspace::Impl& ws, Stream stream) const;
+  LayerActivations activations(const LayerWorkspace::Impl& ws, int64_t num_tokens) const;
+
+  // [T, batch, width] of the layer's dtype in a workspace buffer, and [T, width] of fp32.
   Tensor<3> view(void* data, int64_t tokens, int64_t batch, int64_t width) const {
-    return contiguous_view(data, std::array{tokens, batch, width}, options.dtype);
+    return contiguous_view(data, std::array{tokens, batch, width}, options.dtype, options.device);
   }
-  Tensor<3> float_view(float* data, int64_t tokens, int64_t width) const {
-    return contiguous_view(static_cast<void*>(data), std::array{tokens, int64_t{1}, width},
-                           DType::kFloat32);
-  }
-  std::byte* at(std::byte* buffer, int64_t index) const {
-    return buffer + index * size_of(options.dtype);
+  TensorView<float, 2> latents(float* data, int64_t tokens, int64_t width) const {
+    return contiguous_view(data, std::array{tokens, width}, options.device);
   }
 };
 
-void Layer::Impl::take(const LayerWeights& weights) {
-  const auto checked = [](const char* name, const ConstTensor<2>& weight, int64_t rows,
-                          int64_t columns) {
-    check_rows<const void, 2>(kCreate, name, weight, {rows, columns},
-                              {DType::kFloat32, DType::kBFloat16, DType::kFloat16});
-    return weight;
-  };
-  const int64_t hidden = config.hidden_size;
-  const int64_t heads = config.num_attention_heads;
-  const int64_t qk = config.qk_head_dim();
-  const int64_t kv = config.qk_nope_head_dim + config.v_head_dim;
-  const int64_t v = config.v_head_dim;
-  const auto [begin, count] = options.heads;
-  const DType dtype = options.dtype;
-
-  if (config.q_lora_rank == 0) {
-    const auto whole = checked("q_proj", weights.q_proj, heads * qk, hidden);
-    q_proj = copy(rows_of(whole, begin * qk, count * qk), dtype);
-  } else {
-    const int64_t rank = config.q_lora_rank;
-    q_a_proj = copy(checked("q_a_proj", weights.q_a_proj, rank, hidden), dtype);
-    q_norm = scaled(checked("q_a_layernorm", weights.q_a_layernorm, 1, rank), config.q_lora_scale);
-    const auto whole = checked("q_b_proj", weights.q_b_proj, heads * qk, rank);
-    q_b_proj = copy(rows_of(whole, begin * qk, count * qk), dtype);
-  }
-  const int64_t rank = config.kv_lora_rank;
-  kv_a_proj = copy(checked("kv_a_proj_with_mqa", weights.kv_a_proj_with_mqa,
-                           rank + config.qk_rope_head_dim, hidden),
-                   dtype);
-  kv_norm =
-      scaled(checked("kv_a_layernorm", weights.kv_a_layernorm, 1, rank), config.kv_lora_scale);
-  const auto whole_kv = checked("kv_b_proj", weights.kv_b_proj, heads * kv, rank);
-  kv_b_proj = copy(rows_of(whole_kv, begin * kv, count * kv), dtype);
-  const auto whole_o = checked("o_proj", weights.o_proj, hidden, heads * v);
-  o_proj = copy(columns(whole_o, begin * v, count * v), dtype);
+void Layer::Impl::check_input(const char* where, const ConstTensor<2>& hidden,
+                              const TensorView<const int32_t, 1>& positions) const {
+  check_rows<const void, 2>(where, "hidden", hidden, {hidden.shape[0], config.hidden_size},
+                            {options.dtype}, options.device);
+  check_list(where, "positions", positions, hidden.shape[0], options.device, "0 or more",
+             [](int32_t position) { return position >= 0; });
 }
 
-LayerWorkspace::Impl& Layer::Impl::check_workspace(const char* where, LayerWorkspace& workspace,
-                                                   int64_t num_tokens) const {
-  LayerWorkspace::Impl& ws = *workspace.impl_;
+void Layer::Impl::check_pool(const LatentPool& pool) const {
+  const auto text = [](int64_t rank, int64_t rope, DType dtype, Device device) {
+    return std::to_string(rank) + " + " + std::to_string(rope) + " columns of " +
+           std::string(name_of(dtype)) + " on " + to_string(device);
+  };
+  const PoolConfig& got = pool.config();
+  if (got.kv_lora_rank == config.kv_lora_rank && got.dtype == options.dtype &&
+      got.qk_rope_head_dim == config.qk_rope_head_dim && got.device == options.device) {
+    return;
+  }
+  refuse(kForward, "pool",
+         text(config.kv_lora_rank, config.qk_rope_head_dim, options.dtype, options.device),
+         text(got.kv_lora_rank, got.qk_rope_head_dim, got.dtype, got.device));
+}
+
+const LayerWorkspace::Impl& Layer::Impl::check_workspace(const char* where,
+                                                         const LayerWorkspace& workspace,
+                                                         int64_t num_tokens) const {
+  const LayerWorkspace::Impl& ws = *workspace.impl_;
   if (ws.shape != shape) {
-    refuse(where, "workspace", "one made for this layer's widths, heads and dtype", "another");
+    refuse(where, "workspace", "one made for this layer's widths, heads, dtype and device",
+           "another");
   }
   if (num_tokens > ws.max_tokens) {
     refuse(where, "tokens", "at most " + std::to_string(ws.max_tokens) + ", the workspace's room",
@@ -218,72 +111,70 @@ LayerWorkspace::Impl& Layer::Impl::check_workspace(const char* where, LayerWorks
   return ws;
 }
 
-// hidden -> q [T, H, qk_head_dim], before the rotation.
-void Layer::Impl::project_query(const ConstTensor<2>& hidden,
-                                const LayerWorkspace::Impl& ws) const {
+// hidden -> queries in the workspace and cache rows in `rows`.
+void Layer::Impl::project(const ConstTensor<2>& hidden, const int32_t* positions,
+                          const LatentRows& rows, const LayerWorkspace::Impl& ws,
+                          Stream stream) const {
   const int64_t tokens = hidden.shape[0];
-  const ConstTensor<3> x{
-      hidden.data, {tokens, 1, hidden.shape[1]}, {hidden.stride[0], 0, 1}, {}, hidden.dtype};
-  const auto q = view(ws.q, tokens, 1, shape.num_heads * config.qk_head_dim());
-  if (config.q_lora_rank == 0) return gemm(x, q_proj.matrix(), q, *options.executor);
-
-  const int64_t rank = config.q_lora_rank;
-  gemm(x, q_a_proj.matrix(), float_view(ws.q_latent, tokens, rank), *options.executor);
-  share(*options.executor, tokens, [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) {
-      norm_row(ws.q_latent + t * rank, q_norm, config.latent_norm_eps, at(ws.q_normed, t * rank),
-               options.dtype);
-    }
-  });
-  gemm(view(ws.q_normed, tokens, 1, rank), q_b_proj.matrix(), q, *options.executor);
-}
-
-// hidden -> cache rows: ckv, normed, and kpe, turned.
-void Layer::Impl::project_latent(const ConstTensor<2>& hidden,
-                                 const LayerWorkspace::Impl& ws) const {
-  const int64_t tokens = hidden.shape[0];
-  const int64_t rank = config.kv_lora_rank;
+  if (tokens == 0) return;
   const int64_t rope_width = config.qk_rope_head_dim;
-  const ConstTensor<3> x{
-      hidden.data, {tokens, 1, hidden.shape[1]}, {hidden.stride[0], 0, 1}, {}, hidden.dtype};
-  gemm(x, kv_a_proj.matrix(), float_view(ws.kv_latent, tokens, rank + rope_width),
-       *options.executor);
-  share(*options.executor, tokens, [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) {
-      const float* row = ws.kv_latent + t * (rank + rope_width);
-      norm_row(row, kv_norm, config.latent_norm_eps, at(ws.ckv, t * rank), options.dtype);
-      rope.turn(row + rank, DType::kFloat32, at(ws.kpe, t * rope_width), options.dtype,
-                ws.cos + t * rope.num_pairs(), ws.sin + t * rope.num_pairs());
-    }
-  });
+  project_query(hidden, ws, stream);
+  const auto queries = view(ws.q, tokens, shape.num_heads, config.qk_head_dim());
+  if (rope_width > 0) {
+    ws.operations->turn_queries(columns(queries, config.qk_nope_head_dim, rope_width), positions,
+                                weights.rope, view(ws.q_pe, tokens, shape.num_heads, rope_width),
+                                stream);
+  }
+  absorb(queries, ws, stream);
+
+  const auto latent = latents(ws.kv_latent, tokens, config.kv_lora_rank + rope_width);
+  ws.operations->gemm(one_matrix(hidden), weights.kv_a_proj.matrix(), one_matrix<void>(latent),
+                      stream);
+  ws.operations->store_latents(TensorView<const float, 2>(latent), positions, weights.kv_norm,
+                               weights.rope, rows, stream);
 }
 
-void Layer::Impl::turn_queries(const LayerWorkspace::Impl& ws, int64_t num_tokens) const {
-  if (config.qk_rope_head_dim == 0) return;
-  const int64_t width = config.qk_head_dim();
-  share(*options.executor, num_tokens, [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin * shape.num_heads; row < end * shape.num_heads; ++row) {
-      const int64_t t = row / shape.num_heads;
-      rope.turn(at(ws.q, row * width + config.qk_nope_head_dim), options.dtype,
-                at(ws.q_pe, row * config.qk_rope_head_dim), options.dtype,
-                ws.cos + t * rope.num_pairs(), ws.sin + t * rope.num_pairs());
-    }
-  });
+// hidden -> q [T, H, qk_head_dim], before the rotation.
+void Layer::Impl::project_query(const ConstTensor<2>& hidden, const LayerWorkspace::Impl& ws,
+                                Stream stream) const {
+  const int64_t tokens = hidden.shape[0];
+  const auto q = view(ws.q, tokens, 1, shape.num_heads * config.qk_head_dim());
+  if (config.q_lora_rank == 0) {
+    return ws.operations->gemm(one_matrix(hidden), weights.q_proj.matrix(), q, stream);
+  }
+  const auto latent = latents(ws.q_latent, tokens, config.q_lora_rank);
+  const auto normed = view(ws.q_normed, tokens, 1, config.q_lora_rank);
+  ws.operations->gemm(one_matrix(hidden), weights.q_a_proj.matrix(), one_matrix<void>(latent),
+                      stream);
+  ws.operations->norm_rows(TensorView<const float, 2>(latent), weights.q_norm, rows_of(normed),
+                           stream);
+  ws.operations->gemm(normed, weights.q_b_proj.matrix(), q, stream);
 }
 
 // q_nope W_UK: kv_b_proj holds, for each head, W_UK [nope, rank] above W_UV [v, rank].
-void Layer::Impl::absorb(const LayerWorkspace::Impl& ws, int64_t num_tokens) const {
+void Layer::Impl::absorb(const Tensor<3>& queries, const LayerWorkspace::Impl& ws,
+                         Stream stream) const {
   const int64_t rank = config.kv_lora_rank;
   const int64_t nope = config.qk_nope_head_dim;
-  const int64_t head_stride = (nope + config.v_head_dim) * rank;
-  const Tensor<3> queries = view(ws.q, num_tokens, shape.num_heads, config.qk_head_dim());
-  const ConstTensor<3> w_uk{kv_b_proj.rows.data,
+  const ConstTensor<3> w_uk{weights.kv_b_proj.rows.data,
                             {shape.num_heads, rank, nope},
-                            {head_stride, 1, rank},
-                            {},
+                            {(nope + config.v_head_dim) * rank, 1, rank},
+                            options.device,
                             options.dtype};
-  gemm(columns(queries, 0, nope), w_uk, view(ws.q_nope, num_tokens, shape.num_heads, rank),
-       *options.executor);
+  ws.operations->gemm(columns(queries, 0, nope), w_uk,
+                      view(ws.q_nope, queries.shape[0], shape.num_heads, rank), stream);
+}
+
+LayerActivations Layer::Impl::activations(const LayerWorkspace::Impl& ws,
+                                          int64_t num_tokens) const {
+  const int64_t rank = config.kv_lora_rank;
+  const int64_t rope = config.qk_rope_head_dim;
+  const ConstTensor<2> rows = rows_of(view(ws.latent, num_tokens, 1, rank + rope));
+  return {.q_nope = view(ws.q_nope, num_tokens, shape.num_heads, rank),
+          .q_pe = view(ws.q_pe, num_tokens, shape.num_heads, rope),
+          .ckv = columns(rows, 0, rank),
+          .kpe = columns(rows, rank, rope),
+          .attended = view(ws.attended, num_tokens, shape.num_heads, rank)};
 }
 
 Layer::Layer(const LayerConfig& config, const LayerWeights& weights, const LayerOptions& options)
@@ -304,48 +195,19 @@ Geometry Layer::geometry(int32_t page_size) const noexcept {
           .kv_dtype = impl_->options.dtype};
 }
 
-LayerActivations Layer::project(const ConstTensor<2>& hidden, std::span<const int32_t> positions,
-                                LayerWorkspace& workspace, Stream /*stream*/) const {
-  const Impl& impl = *impl_;
+LayerActivations Layer::project(const ConstTensor<2>& hidden,
+                                const TensorView<const int32_t, 1>& positions,
+                                LayerWorkspace& workspace, Stream stream) const {
   const int64_t tokens = hidden.shape[0];
-  check_rows<const void, 2>(kProject, "hidden", hidden, {tokens, impl.config.hidden_size},
-                            {impl.options.dtype});
-  if (std::ssize(positions) != tokens) {
-    refuse(kProject, "positions.size()", std::to_string(tokens) + " = tokens",
-           std::to_string(positions.size()));
-  }
-  const auto negative = std::ranges::find_if(positions, [](int32_t p) { return p < 0; });
-  if (negative != positions.end()) {
-    refuse(kProject, "positions[" + std::to_string(negative - positions.begin()) + "]", "0 or more",
-           std::to_string(*negative));
-  }
-  const LayerWorkspace::Impl& ws = impl.check_workspace(kProject, workspace, tokens);
-
-  const auto heads = impl.shape.num_heads;
-  const int64_t rank = impl.config.kv_lora_rank;
-  const int64_t rope = impl.config.qk_rope_head_dim;
-  if (tokens > 0) {
-    share(*impl.options.executor, tokens, [&](int64_t begin, int64_t end) {
-      impl.rope.fill(positions, begin, end, ws.cos, ws.sin);
-    });
-    impl.project_query(hidden, ws);
-    impl.turn_queries(ws, tokens);
-    impl.absorb(ws, tokens);
-    impl.project_latent(hidden, ws);
-  }
-  const auto rows = [&](std::byte* data, int64_t width) {
-    return contiguous_view(static_cast<const void*>(data), std::array{tokens, width},
-                           impl.options.dtype);
-  };
-  return {.q_nope = impl.view(ws.q_nope, tokens, heads, rank),
-          .q_pe = impl.view(ws.q_pe, tokens, heads, rope),
-          .ckv = rows(ws.ckv, rank),
-          .kpe = rows(ws.kpe, rope),
-          .attended = impl.view(ws.attended, tokens, heads, rank)};
+  impl_->check_input(kProject, hidden, positions);
+  const LayerWorkspace::Impl& ws = impl_->check_workspace(kProject, workspace, tokens);
+  const LatentRows rows{.data = ws.latent, .num_rows = tokens, .dtype = impl_->options.dtype};
+  impl_->project(hidden, positions.data, rows, ws, stream);
+  return impl_->activations(ws, tokens);
 }
 
 void Layer::output(const ConstTensor<3>& attended, const Tensor<2>& out, LayerWorkspace& workspace,
-                   Stream /*stream*/) const {
+                   Stream stream) const {
   const Impl& impl = *impl_;
   const int64_t tokens = attended.shape[0];
   const int64_t heads = impl.shape.num_heads;
@@ -353,28 +215,40 @@ void Layer::output(const ConstTensor<3>& attended, const Tensor<2>& out, LayerWo
   const int64_t nope = impl.config.qk_nope_head_dim;
   const int64_t v = impl.config.v_head_dim;
   check_rows<const void, 3>(kOutput, "attended", attended, {tokens, heads, rank},
-                            {impl.options.dtype});
+                            {impl.options.dtype}, impl.options.device);
   impl.check_out(kOutput, out, tokens);
   const LayerWorkspace::Impl& ws = impl.check_workspace(kOutput, workspace, tokens);
   if (tokens == 0) return;
 
-  const ConstTensor<3> w_uv{static_cast<const std::byte*>(impl.kv_b_proj.rows.data) +
+  const ConstTensor<3> w_uv{static_cast<const std::byte*>(impl.weights.kv_b_proj.rows.data) +
                                 nope * rank * size_of(impl.options.dtype),
                             {heads, v, rank},
                             {(nope + v) * rank, rank, 1},
-                            {},
+                            impl.options.device,
                             impl.options.dtype};
-  gemm(attended, w_uv, impl.view(ws.values, tokens, heads, v), *impl.options.executor);
-  const Tensor<3> y{out.data, {tokens, 1, out.shape[1]}, {out.stride[0], 0, 1}, {}, out.dtype};
-  gemm(impl.view(ws.values, tokens, 1, heads * v), impl.o_proj.matrix(), y, *impl.options.executor);
+  ws.operations->gemm(attended, w_uv, impl.view(ws.values, tokens, heads, v), stream);
+  ws.operations->gemm(impl.view(ws.values, tokens, 1, heads * v), impl.weights.o_proj.matrix(),
+                      one_matrix(out), stream);
 }
 
 void Layer::forward(const LayerStep& step, LayerWorkspace& workspace, Stream stream) const {
   if (step.pool == nullptr) refuse(kForward, "pool", "a pool", "null");
   if (step.attention == nullptr) refuse(kForward, "attention", "a planned attention", "null");
-  impl_->check_out(kForward, step.out, step.hidden.shape[0]);
-  const LayerActivations a = project(step.hidden, step.positions, workspace, stream);
-  step.pool->append(step.layer_idx, step.slots, a.ckv, a.kpe, stream);
+  const int64_t tokens = step.hidden.shape[0];
+  impl_->check_input(kForward, step.hidden, step.positions);
+  impl_->check_out(kForward, step.out, tokens);
+  impl_->check_pool(*step.pool);
+  const Tensor<3> cache = step.pool->layer(step.layer_idx);
+  const int64_t num_slots = cache.shape[0] * cache.shape[1];
+  check_list(kForward, "slots", step.slots, tokens, impl_->options.device,
+             "-1 to " + std::to_string(num_slots - 1),
+             [num_slots](int64_t slot) { return slot >= -1 && slot < num_slots; });
+  const LayerWorkspace::Impl& ws = impl_->check_workspace(kForward, workspace, tokens);
+
+  const LatentRows rows{
+      .data = cache.data, .num_rows = num_slots, .dtype = cache.dtype, .slots = step.slots.data};
+  impl_->project(step.hidden, step.positions.data, rows, ws, stream);
+  const LayerActivations a = impl_->activations(ws, tokens);
   step.attention->run({.q_nope = a.q_nope,
                        .q_pe = a.q_pe,
                        .cache = step.pool->views(step.layer_idx),

@@ -67,35 +67,26 @@ double rope_magnitude(const RopeConfig& rope) {
 
 namespace layer {
 
-Rope::Rope(const RopeConfig& config, int32_t qk_rope_head_dim)
-    : layout_(config.layout),
-      width_(qk_rope_head_dim),
-      magnitude_(rope_magnitude(config)),
-      frequencies_(rope_frequencies(config, qk_rope_head_dim)) {}
-
-void Rope::fill(std::span<const int32_t> positions, int64_t begin, int64_t end, float* cos,
-                float* sin) const {
-  for (int64_t t = begin; t < end; ++t) {
-    for (int64_t i = 0; i < num_pairs(); ++i) {
-      const double angle = positions[static_cast<size_t>(t)] * frequencies_[static_cast<size_t>(i)];
-      cos[t * num_pairs() + i] = static_cast<float>(std::cos(angle) * magnitude_);
-      sin[t * num_pairs() + i] = static_cast<float>(std::sin(angle) * magnitude_);
-    }
+void fill_angles(const Rope& rope, int32_t position, float* cos, float* sin) {
+  for (int64_t i = 0; i < rope.num_pairs(); ++i) {
+    const double angle = position * rope.frequencies[i];
+    cos[i] = static_cast<float>(std::cos(angle) * rope.magnitude);
+    sin[i] = static_cast<float>(std::sin(angle) * rope.magnitude);
   }
 }
 
-void Rope::turn(const void* from, DType from_dtype, void* to, DType to_dtype, const float* cos,
-                const float* sin) const {
-  const bool interleaved = layout_ == RopeLayout::kInterleaved;
-  const int64_t partner = interleaved ? 1 : width_ / 2;
+void turn(const Rope& rope, const void* from, DType from_dtype, void* to, DType to_dtype,
+          const float* cos, const float* sin) {
+  const bool interleaved = rope.layout == RopeLayout::kInterleaved;
+  const int64_t partner = interleaved ? 1 : rope.width / 2;
   with_type(from_dtype, [&](auto from_type) {
     with_type(to_dtype, [&](auto to_type) {
       using From = decltype(from_type);
       using To = decltype(to_type);
-      if (layout_ == RopeLayout::kNone) {
-        for (int64_t c = 0; c < width_; ++c) store<To>(to, c, load<From>(from, c));
+      if (rope.layout == RopeLayout::kNone) {
+        for (int64_t c = 0; c < rope.width; ++c) store<To>(to, c, load<From>(from, c));
       }
-      for (int64_t i = 0; i < num_pairs(); ++i) {
+      for (int64_t i = 0; i < rope.num_pairs(); ++i) {
         const int64_t a = interleaved ? 2 * i : i;
         const float x = load<From>(from, a);
         const float y = load<From>(from, a + partner);

@@ -1,40 +1,33 @@
 #pragma once
 
 #include <cstdint>
-#include <span>
-#include <vector>
 
+#include "mla/dtype.hpp"
 #include "mla/layer_config.hpp"
-#include "mla/tensor_view.hpp"
 
 namespace mla::layer {
 
 /// YaRN's growth of magnitudes with the context: 1 + 0.1 mscale ln(factor), 1 up to factor 1.
 double yarn_growth(double factor, double mscale);
 
-/// The rotation of a model's rope parts: cos and sin of every pair at the positions of a step.
-class Rope {
- public:
-  Rope(const RopeConfig& config, int32_t qk_rope_head_dim);
+/// The rotation of a model's rope parts, as the operations of a device take it.
+struct Rope {
+  RopeLayout layout = RopeLayout::kNone;
+  int64_t width = 0;                    ///< columns of a rope part; may be 0
+  double magnitude = 1;                 ///< multiplies cos and sin
+  const double* frequencies = nullptr;  ///< [num_pairs()] radians a position, on the device
 
-  /// Pairs of columns, the width of the tables; 0 where nothing turns.
-  int64_t num_pairs() const { return static_cast<int64_t>(frequencies_.size()); }
-
-  /// Tables [T, num_pairs] of rows [begin, end). Angles are formed in double: at position 100,000
-  /// an fp32 angle is wrong by up to 4e-3 radians.
-  void fill(std::span<const int32_t> positions, int64_t begin, int64_t end, float* cos,
-            float* sin) const;
-
-  /// to = from with its pairs turned by one row of the tables; of the same dtype as `to`, or fp32.
-  /// Columns contiguous, [qk_rope_head_dim]; where nothing turns it converts.
-  void turn(const void* from, DType from_dtype, void* to, DType to_dtype, const float* cos,
-            const float* sin) const;
-
- private:
-  RopeLayout layout_;
-  int64_t width_;
-  double magnitude_;
-  std::vector<double> frequencies_;
+  /// Pairs of columns; 0 where nothing turns.
+  int64_t num_pairs() const { return layout == RopeLayout::kNone ? 0 : width / 2; }
 };
+
+/// cos and sin of every pair at a position, [num_pairs] each. Angles are formed in double: at
+/// position 100,000 an fp32 angle is wrong by up to 4e-3 radians.
+void fill_angles(const Rope& rope, int32_t position, float* cos, float* sin);
+
+/// to = from with its pairs turned; [width], columns contiguous, at any address. Where nothing
+/// turns it converts.
+void turn(const Rope& rope, const void* from, DType from_dtype, void* to, DType to_dtype,
+          const float* cos, const float* sin);
 
 }  // namespace mla::layer

@@ -4,7 +4,7 @@
 #include <numeric>
 #include <thread>
 
-#include "cases/layer_case.hpp"
+#include "layer/golden.hpp"
 #include "mla/error.hpp"
 #include "mla/layer.hpp"
 
@@ -12,10 +12,6 @@ namespace mla::cases {
 namespace {
 
 constexpr int32_t kPageSize = 16;
-
-LayerFile open_golden(const std::string& name) {
-  return LayerFile(std::string(MLA_GOLDEN_LAYERS) + "/" + name + ".safetensors");
-}
 
 // A layer of a file with a pool, an attention and a workspace, run in one pass in fp32.
 class LayerUnit : public testing::Test {
@@ -42,11 +38,14 @@ class LayerUnit : public testing::Test {
   TensorView<const float, 2> hidden() const {
     return contiguous_view(file_.hidden.data(), std::array{tokens_, width_});
   }
+  TensorView<const int32_t, 1> positions() const {
+    return contiguous_view(positions_.data(), std::array{tokens_});
+  }
   LayerStep step(std::vector<float>& out) {
     out.assign(file_.expected.size(), 0);
     return {.hidden = hidden(),
-            .positions = positions_,
-            .slots = slots_,
+            .positions = positions(),
+            .slots = contiguous_view(std::as_const(slots_).data(), std::array{tokens_}),
             .pool = &pool_,
             .layer_idx = 0,
             .attention = &attention_,
@@ -86,12 +85,33 @@ TEST_F(LayerUnit, ForwardIsItsStagesInOrder) {
   layer_.forward(step(whole), workspace_);
   EXPECT_LE(max_rel_error(file_, whole), 2e-4);
 
-  const LayerActivations a = layer_.project(hidden(), positions_, workspace_);
+  const LayerActivations a = layer_.project(hidden(), positions(), workspace_);
   pool_.append(0, slots_, a.ckv, a.kpe);
   attention_.run({.q_nope = a.q_nope, .q_pe = a.q_pe, .cache = pool_.views(0), .out = a.attended});
   layer_.output(a.attended, contiguous_view(staged.data(), std::array{tokens_, width_}),
                 workspace_);
   EXPECT_EQ(staged, whole);
+}
+
+// As the rows of a bucket that no request has: one is dropped, two meet in the sink.
+TEST_F(LayerUnit, RowsGoWhereTheirSlotsSayAndNowhereElse) {
+  std::vector<float> out;
+  const int64_t sink = pool_.sink_page() * int64_t{kPageSize};
+  slots_[7] = -1;
+  slots_[8] = slots_[20] = sink;
+  layer_.forward(step(out), workspace_);
+  const LayerActivations a = layer_.project(hidden(), positions(), workspace_);
+  const int64_t latent = a.ckv.stride[0];
+  const auto* rows = static_cast<const float*>(a.ckv.data);
+  const auto* pool = static_cast<const float*>(pool_.layer(0).data);
+  for (int64_t t = 0; t < tokens_; ++t) {
+    const bool is_there = std::equal(rows + t * latent, rows + (t + 1) * latent, pool + t * latent);
+    EXPECT_EQ(is_there, t != 7 && t != 8 && t != 20) << t;
+  }
+  EXPECT_TRUE(std::equal(rows + 20 * latent, rows + 21 * latent, pool + sink * latent));
+  for (const int64_t untouched : {int64_t{7}, int64_t{8}, int64_t{20}, sink + 1}) {
+    EXPECT_EQ(pool[untouched * latent], 0) << untouched;
+  }
 }
 
 TEST_F(LayerUnit, SameStepGivesTheSameBits) {
@@ -102,14 +122,14 @@ TEST_F(LayerUnit, SameStepGivesTheSameBits) {
 }
 
 TEST_F(LayerUnit, CallsOnTwoThreadsDoNotMix) {
-  const LayerActivations alone = layer_.project(hidden(), positions_, workspace_);
+  const LayerActivations alone = layer_.project(hidden(), positions(), workspace_);
   const auto count = static_cast<size_t>(tokens_ * layer_.num_heads() * file_.config.kv_lora_rank);
   const auto* queries = static_cast<const float*>(alone.q_nope.data);
   const std::vector<float> wanted(queries, queries + count);
   const auto project_often = [&] {
     LayerWorkspace workspace(file_.config, options_, tokens_);
     for (int i = 0; i < 20; ++i) {
-      const LayerActivations a = layer_.project(hidden(), positions_, workspace);
+      const LayerActivations a = layer_.project(hidden(), positions(), workspace);
       EXPECT_TRUE(
           std::equal(wanted.begin(), wanted.end(), static_cast<const float*>(a.q_nope.data)));
     }
@@ -148,8 +168,7 @@ TEST_F(LayerUnit, NoTokensIsAStepThatDoesNothing) {
   attention_.plan({none, none, {}, {}, {}}, {.sm_scale = file_.config.sm_scale});
   LayerStep empty = step(out);
   empty.hidden.shape[0] = empty.out.shape[0] = 0;
-  empty.positions = {};
-  empty.slots = {};
+  empty.positions.shape[0] = empty.slots.shape[0] = 0;
   EXPECT_EQ(refused(empty), "accepted");
 }
 
@@ -229,11 +248,29 @@ TEST_F(LayerUnit, WrongStepsAreRefusedByNameBeforeTheCacheIsWritten) {
   wrong.out.shape[0] += 1;
   EXPECT_EQ(refused(wrong), "out.shape");
   wrong = step(out);
-  wrong.positions = wrong.positions.first(3);
-  EXPECT_EQ(refused(wrong), "positions.size()");
+  wrong.positions.shape[0] = 3;
+  EXPECT_EQ(refused(wrong), "positions.shape");
+  wrong = step(out);
+  wrong.slots.device.kind = DeviceKind::kCuda;
+  EXPECT_EQ(refused(wrong), "slots.device");
+  wrong = step(out);
+  wrong.layer_idx = 1;
+  EXPECT_EQ(refused(wrong), "layer");
   wrong = step(out);
   positions_[2] = -1;
   EXPECT_EQ(refused(wrong), "positions[2]");
+  positions_[2] = 2;
+  for (const int64_t slot : {int64_t{-2}, pool_.total_pages() * kPageSize}) {
+    slots_[5] = slot;
+    EXPECT_EQ(refused(wrong), "slots[5]");
+  }
+  slots_[5] = 5;
+  PoolConfig wider = pool_.config();
+  wider.memory = {};
+  wider.kv_lora_rank += 1;
+  LatentPool other(wider);
+  wrong.pool = &other;
+  EXPECT_EQ(refused(wrong), "pool");
   const auto* rows = static_cast<const float*>(pool_.layer(0).data);
   EXPECT_TRUE(std::all_of(rows, rows + num_pages_ * kPageSize, [](float v) { return v == 0; }));
 }
@@ -275,8 +312,11 @@ TEST_F(LayerUnit, WrongWeightsAndOptionsAreRefusedByName) {
   options.dtype = DType::kFloat16;
   EXPECT_EQ(refused_what(file_.weights, options), "dtype");
   options = options_;
-  options.device.kind = DeviceKind::kCuda;
-  EXPECT_EQ(refused_what(file_.weights, options), "device");
+  for (const Device device : {Device{DeviceKind::kCuda, 1000}, Device{DeviceKind::kCpu, 1},
+                              Device{DeviceKind::kRecording, 0}}) {
+    options.device = device;
+    EXPECT_EQ(refused_what(file_.weights, options), "device") << to_string(device);
+  }
   for (const HeadRange heads : {HeadRange{3, 2}, HeadRange{-1, 1}, HeadRange{1, 0},
                                 HeadRange{0, -1}, HeadRange{INT32_MAX, 1}}) {
     options = options_;

@@ -25,8 +25,9 @@ int main() {
   mla::LayerWorkspace workspace(config, options, 1);
 
   // A row attends to itself alone, so that its latents are what is attended: all ones, normed.
-  const int32_t position[] = {0};
-  const mla::LayerActivations a = layer.project(matrix(1, 8), position, workspace);
+  const int32_t position = 0;
+  const mla::LayerActivations a = layer.project(
+      matrix(1, 8), mla::contiguous_view(&position, std::array<int64_t, 1>{1}), workspace);
   std::vector<float> latents(8, static_cast<const float*>(a.ckv.data)[0]);
   std::vector<float> out(8);
   layer.output(mla::contiguous_view(static_cast<const void*>(latents.data()),
