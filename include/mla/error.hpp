@@ -40,11 +40,11 @@ class MLA_API InvalidState : public Error {
   using Error::Error;
 };
 
-/// A call of the CUDA runtime failed: what is the call, got its answer.
+/// A call of the CUDA runtime or of cuBLAS failed: what is the call, got its answer.
 class MLA_API CudaError : public Error {
  public:
   CudaError(ErrorParts parts, int code) : Error(std::move(parts)), code_(code) {}
-  int code() const noexcept { return code_; }  ///< a cudaError_t
+  int code() const noexcept { return code_; }  ///< a cudaError_t, or a cublasStatus_t
 
  private:
   int code_;

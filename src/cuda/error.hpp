@@ -2,10 +2,13 @@
 
 #include <cuda_runtime_api.h>
 
+#include "mla/export.hpp"
+
 namespace mla::cuda {
 
 /// Throws CudaError unless `result` is success, and clears the error where it can be cleared.
-void check(cudaError_t result, const char* call, const char* where);
+/// Exported for mla::layer, which is a library of its own.
+MLA_API void check(cudaError_t result, const char* call, const char* where);
 
 }  // namespace mla::cuda
 

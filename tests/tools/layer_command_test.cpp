@@ -39,6 +39,19 @@ TEST(LayerTools, KernelAndThreadsCanBeChosen) {
   EXPECT_EQ(nlohmann::json::parse(result.out).at("kernel"), "reference");
 }
 
+// On the device where there is one; else the reason is the message.
+TEST(LayerTools, CudaRunsOrSaysWhyNot) {
+  const ToolResult result =
+      run_tool({"layer", golden("deepseek_v3_small"), "--device", "cuda", "--dtype", "fp16"});
+  if (result.status == 2) {
+    EXPECT_THAT(result.err, HasSubstr("device: expected cpu: "));
+    EXPECT_THAT(result.out, IsEmpty());
+    return;
+  }
+  EXPECT_EQ(result.status, 0) << result.err;
+  EXPECT_EQ(nlohmann::json::parse(result.out).at("device"), "cuda");
+}
+
 // The same weights under another configuration: the output is finite and wrong.
 TEST(LayerTools, ErrorPastTheBoundExitsWithOne) {
   const ScratchFolder folder;
@@ -66,6 +79,7 @@ TEST(LayerTools, BadInputExitsWithTwoAndSaysWhat) {
       {{"layer", golden("nope_width_0"), "--page-size", "0"}, "--page-size"},
       {{"layer", golden("nope_width_0"), "--kernel", "none"}, "kernel"},
       {{"layer", golden("nope_width_0"), "--device", "tpu"}, "--device"},
+      {{"layer", golden("nope_width_0"), "--dtype", "fp16"}, "dtype: expected fp32 or bf16"},
   };
   for (const auto& [arguments, text] : bad) {
     const ToolResult result = run_tool(arguments);

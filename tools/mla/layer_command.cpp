@@ -28,10 +28,17 @@ struct LayerArguments {
 // The configuration's softmax scale is fp32, so that it may be off by 2^-24 of itself.
 constexpr double kMostScaleError = 1e-6;
 
+DType dtype_named(const std::string& name) {
+  if (name == "bf16") return DType::kBFloat16;
+  return name == "fp16" ? DType::kFloat16 : DType::kFloat32;
+}
+
 int run(const LayerArguments& arguments) {
   const cases::LayerFile file(arguments.path);
   const cases::LayerRun run{
-      .dtype = arguments.dtype == "bf16" ? DType::kBFloat16 : DType::kFloat32,
+      .dtype = dtype_named(arguments.dtype),
+      .device = {.kind = arguments.device == "cuda" ? DeviceKind::kCuda : DeviceKind::kCpu,
+                 .index = 0},
       .page_size = arguments.page_size,
       .heads = {},
       .kernel = arguments.kernel,
@@ -55,18 +62,19 @@ int run(const LayerArguments& arguments) {
                           .page_size = run.page_size,
                           .dtype = run.dtype,
                           .kv_dtype = run.dtype};
-  write_json(arguments.json, {{"file", arguments.path},
-                              {"model_type", file.config.model_type},
-                              {"tokens", file.num_tokens},
-                              {"device", arguments.device},
-                              {"dtype", arguments.dtype},
-                              {"page_size", run.page_size},
-                              {"kernel", supports(geometry, {}, std::nullopt, run.kernel).kernel},
-                              {"sm_scale", file.config.sm_scale},
-                              {"sm_scale_rel_error", scale_error},
-                              {"bound", bound},
-                              {"max_rel_error", errors},
-                              {"passed", passed}});
+  write_json(arguments.json,
+             {{"file", arguments.path},
+              {"model_type", file.config.model_type},
+              {"tokens", file.num_tokens},
+              {"device", arguments.device},
+              {"dtype", arguments.dtype},
+              {"page_size", run.page_size},
+              {"kernel", supports(geometry, run.device, std::nullopt, run.kernel).kernel},
+              {"sm_scale", file.config.sm_scale},
+              {"sm_scale_rel_error", scale_error},
+              {"bound", bound},
+              {"max_rel_error", errors},
+              {"passed", passed}});
   return passed ? kDone : kCheckFailed;
 }
 
@@ -78,10 +86,10 @@ void add_layer_command(CLI::App& app, int& status) {
   const auto arguments = std::make_shared<LayerArguments>();
   command->add_option("file", arguments->path, "safetensors file, see docs/layer.md")->required();
   command->add_option("--device", arguments->device, "where to run")
-      ->check(CLI::IsMember({"cpu"}))
+      ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();
-  command->add_option("--dtype", arguments->dtype, "of the activations and the cache")
-      ->check(CLI::IsMember({"fp32", "bf16"}))
+  command->add_option("--dtype", arguments->dtype, "of the activations and the cache; fp16 on CUDA")
+      ->check(CLI::IsMember({"fp32", "bf16", "fp16"}))
       ->capture_default_str();
   command->add_option("--page-size", arguments->page_size, "tokens of a page")
       ->transform(whole_number(1, 1 << 20))
