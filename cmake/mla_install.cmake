@@ -31,6 +31,10 @@ install(FILES ${PROJECT_BINARY_DIR}/mlaConfig.cmake ${PROJECT_BINARY_DIR}/mlaCon
 # Relative to the file itself, so that the tree can be moved.
 file(RELATIVE_PATH pc_prefix /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
 string(REGEX REPLACE "/$" "" pc_prefix "${pc_prefix}")
+set(pc_private_libs "-lstdc++ -lm -pthread")
+if(MLA_HAS_CUDA)
+  string(PREPEND pc_private_libs "-L${CUDAToolkit_LIBRARY_DIR} -lcudart_static -lrt -ldl ")
+endif()
 configure_file(cmake/mla.pc.in ${PROJECT_BINARY_DIR}/mla.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/mla.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 if(TARGET mla_layer)
