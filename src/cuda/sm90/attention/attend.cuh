@@ -1,0 +1,368 @@
+#pragma once
+
+#include <cfloat>
+#include <cmath>
+#include <cstdint>
+#include <numbers>
+
+#include "cuda/numbers.cuh"
+#include "cuda/sm90/attention/work.cuh"
+#include "cuda/sm90/ptx.cuh"
+
+// The two math groups: scores, weights, output.
+namespace mla::cuda::sm90 {
+
+// A thread holds two rows of its warp's 16: lane / 4 and the row 8 below.
+constexpr int kRowsOfThread = 2;
+
+/// The rows of one thread in the running softmax, alike in both groups.
+struct SoftmaxRows {
+  float max[kRowsOfThread] = {};  // of raw scores, or up to kSlackLog2 below it
+  float sum[kRowsOfThread] = {};  // of the weights that this thread formed
+  float log2_scale = 0;           // sm_scale * log2(e)
+
+  // A maximum stays while no score is a factor of 2^8 above it: weights up to 256 lose nothing, and
+  // the output seldom has to be rescaled.
+  static constexpr float kSlackLog2 = 8;
+
+  __device__ void reset(float scale) {
+    for (int r = 0; r < kRowsOfThread; ++r) {
+      max[r] = -FLT_MAX;  // below every finite score, and differences from it are no NaN
+      sum[r] = 0;
+    }
+    log2_scale = scale;
+  }
+
+  __device__ float raised_max(int r, float score) const {
+    return (score - max[r]) * log2_scale > kSlackLog2 ? score : max[r];
+  }
+
+  /// Moves to other maxima; returns what earlier weights are worth under them.
+  __device__ void move(const float (&new_max)[kRowsOfThread], float (&rescale)[kRowsOfThread]) {
+#pragma unroll
+    for (int r = 0; r < kRowsOfThread; ++r) {
+      rescale[r] = exp2_approximate((max[r] - new_max[r]) * log2_scale);
+      max[r] = new_max[r];
+      sum[r] *= rescale[r];
+    }
+  }
+};
+
+/// Stage 5, below.
+template <class Traits>
+__device__ inline void store_rows(const AttentionArgs& args, const PlanView& plan, const Work& work,
+                                  int half, const float (&out)[128],
+                                  const float (&max)[kRowsOfThread],
+                                  const float (&sum)[kRowsOfThread]);
+
+/// The math group of columns half * 256 to half * 256 + 255; it leads steps half, half + 2 and so
+/// on, counted over all tiles.
+template <class Traits>
+__device__ inline void attend(const AttentionArgs& args, const int half,
+                              SharedStorage<Traits>& shared) {
+  using T = typename Traits::Element;
+  constexpr uint32_t kAllLanes = 0xffffffff;
+  const PlanView plan = args.image.view(args.plan);
+  const int warp = static_cast<int>(threadIdx.x) % Traits::kGroupThreads / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int first_row = warp * 16 + lane / 4;
+  const int other = half ^ 1;
+  const bool has_boxes = args.key_loads == KeyLoads::kBoxes;
+  const float log2_scale = plan.sm_scale * std::numbers::log2e_v<float>;
+
+  const uint64_t queries = matrix_descriptor(shared_address(shared.queries));
+  const uint64_t shared_weights = matrix_descriptor(shared_address(shared.weights));
+  // Lane l names row l % 16 of its warp's, chunk l / 16 (of two) for store_matrices.
+  const int named_row = warp * 16 + lane % 16;
+  const uint32_t weights_row = shared_address(shared.weights) + named_row * Traits::kRowBytes;
+
+  RingPlace ring;
+  uint32_t num_works = 0;  // that have keys
+  float out[128];          // 256 columns of two rows, eight columns after eight
+  float scores[32];        // 64 keys of two rows, likewise
+  uint32_t weights[4][4];  // of the same, packed, by 16 keys
+  SoftmaxRows rows;
+  float rescale[kRowsOfThread];
+
+  // A box brings 64 rows; those past the end of the keys may hold anything, and zero times
+  // anything must be zero.
+  const auto clear_rows_from = [&](RingPlace at, int32_t begin) {
+    for (uint64_t& full : shared.keys_full[at.stage()]) {
+      barrier_wait(shared_address(&full), at.parity());
+    }
+    constexpr int kChunks = Traits::kRowBytes / 16;
+    const int thread = static_cast<int>(threadIdx.x) % Traits::kGroupThreads;
+    const uint32_t rows_at = shared_address(shared.keys[at.stage()]) + begin * Traits::kRowBytes;
+    for (int i = thread; i < (Traits::kKeys - begin) * kChunks; i += Traits::kGroupThreads) {
+      for (int s = 0; s < Traits::kStrips; ++s) {
+        store_shared(rows_at + s * Traits::kStripBytes + i * 16, make_uint4(0, 0, 0, 0));
+      }
+    }
+    fence_async_proxy();
+    named_barrier_sync(kRowsClearedLeft + half, Traits::kGroupThreads);
+  };
+
+  // Stage 1: scores of a step, half of the columns after the other, as they come.
+  const auto keys_are_here = [&](RingPlace at) {
+    return barrier_test(shared_address(&shared.keys_full[at.stage()][0]), at.parity()) &&
+           barrier_test(shared_address(&shared.keys_full[at.stage()][1]), at.parity());
+  };
+  const auto start_scores = [&](RingPlace at, int32_t num_keys) {
+    if (has_boxes && num_keys < Traits::kKeys) clear_rows_from(at, num_keys);
+    const uint64_t keys = matrix_descriptor(shared_address(shared.keys[at.stage()]));
+    const auto multiply = [&](int half_of_keys, int begin, int end) {
+      barrier_wait(shared_address(&shared.keys_full[at.stage()][half_of_keys]), at.parity());
+      if (!has_boxes) fence_async_proxy();
+      products_begin();
+#pragma unroll
+      for (int s = begin; s < end; ++s) {
+#pragma unroll
+        for (int k = 0; k < 4; ++k) {
+          const uint32_t bytes = s * Traits::kStripBytes + k * 32;
+          multiply_scores<T>(scores, advance(queries, bytes), advance(keys, bytes), s + k > 0);
+        }
+      }
+      products_commit();
+    };
+    multiply(0, 0, Traits::kHalfStrips);
+    multiply(1, Traits::kHalfStrips, Traits::kStrips);
+  };
+
+  // Stage 2: weights from scores. `limit`: keys that each row sees.
+  const auto form_weights = [&](const int32_t(&limit)[kRowsOfThread], int32_t first_key,
+                                bool some_hidden) {
+    if (some_hidden) {
+#pragma unroll
+      for (int i = 0; i < 32; ++i) {
+        const int32_t key = i / 4 * 8 + lane % 4 * 2 + i % 2;  // of the step
+        if (key >= limit[i / 2 % 2] - first_key) scores[i] = -INFINITY;
+      }
+    }
+    float max[kRowsOfThread];
+#pragma unroll
+    for (int r = 0; r < kRowsOfThread; ++r) {
+      // Four chains, since each link waits for the one before.
+      float chains[4] = {rows.max[r], rows.max[r], rows.max[r], rows.max[r]};
+#pragma unroll
+      for (int i = 0; i < 16; ++i) {
+        chains[i % 4] = fmaxf(chains[i % 4], scores[i / 2 * 4 + 2 * r + i % 2]);
+      }
+      max[r] = fmaxf(fmaxf(chains[0], chains[1]), fmaxf(chains[2], chains[3]));
+      max[r] = fmaxf(max[r], __shfl_xor_sync(kAllLanes, max[r], 1));
+      max[r] = fmaxf(max[r], __shfl_xor_sync(kAllLanes, max[r], 2));
+      max[r] = rows.raised_max(r, max[r]);
+    }
+    rows.move(max, rescale);
+#pragma unroll
+    for (int i = 0; i < 32; i += 2) {
+      const int r = i / 2 % 2;
+      // The difference first: exact for the largest key however large its score.
+      const float first = exp2_approximate((scores[i] - rows.max[r]) * log2_scale);
+      const float second = exp2_approximate((scores[i + 1] - rows.max[r]) * log2_scale);
+      rows.sum[r] += first + second;
+      weights[i / 8][i / 2 % 4] = pack<T>(first, second);
+    }
+  };
+
+  // Stage 3: weights and maxima from the group that leads the step to the one that follows.
+  const auto publish_weights = [&] {
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      const int chunk = (2 * k + lane / 16) ^ (named_row % 8);
+      store_matrices(weights_row + chunk * 16, weights[k]);
+    }
+    if (lane % 4 == 0) {
+      for (int r = 0; r < kRowsOfThread; ++r) shared.row_max[first_row + 8 * r] = rows.max[r];
+    }
+    fence_async_proxy();
+    barrier_arrive(shared_address(&shared.weights_full[half]));
+  };
+  const auto receive_weights = [&](RingPlace at) {
+    barrier_wait(shared_address(&shared.weights_full[other]), at.parity());
+    const float max[kRowsOfThread] = {shared.row_max[first_row], shared.row_max[first_row + 8]};
+    __syncwarp();  // the warp's next maxima go to the same place
+    rows.move(max, rescale);
+  };
+
+  // Stage 4: out = out * rescale + weights x values, this group's columns.
+  const auto rescale_out = [&] {
+    if (!__any_sync(kAllLanes, rescale[0] != 1.0F || rescale[1] != 1.0F)) return;
+#pragma unroll
+    for (int i = 0; i < 128; ++i) out[i] *= rescale[i / 2 % 2];
+  };
+  const auto values_of = [&](RingPlace at, int k) {
+    const uint32_t values =
+        shared_address(shared.keys[at.stage()]) + half * Traits::kHalfStrips * Traits::kStripBytes;
+    return advance(matrix_descriptor(values, Traits::kStripBytes), k * 16 * Traits::kRowBytes);
+  };
+  const auto start_values_of_own = [&](RingPlace at) {
+    products_begin();
+#pragma unroll
+    for (int k = 0; k < 4; ++k) multiply_values<T>(out, weights[k], values_of(at, k));
+    products_commit();
+  };
+  const auto start_values_of_other = [&](RingPlace at) {
+    products_begin();
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      multiply_values<T>(out, advance(shared_weights, k * 32), values_of(at, k));
+    }
+    products_commit();
+  };
+  const auto free_keys = [&](RingPlace at) {
+    if (lane == 0) barrier_arrive(shared_address(&shared.keys_free[at.stage()][half]));
+  };
+  const auto finish_values = [&](RingPlace at) {
+    products_wait<0>();
+    products_arrive(out);
+    free_keys(at);
+  };
+
+  // All steps of a work; ends with the row sums of both groups.
+  const auto attend_keys = [&](const Work& work, float(&sum)[kRowsOfThread]) {
+    const auto limit_of = [&](int row) {
+      return min(work.kv_end, visible_keys(plan, args.tensors.geometry.num_heads, work.request,
+                                           work.row_begin + row));
+    };
+    const int32_t limit[kRowsOfThread] = {limit_of(first_row), limit_of(first_row + 8)};
+    const int32_t all_see = limit_of(0);  // later rows see no less
+    const auto keys_in = [&](int32_t step) {
+      return min(work.kv_end - work.kv_begin - step * Traits::kKeys, Traits::kKeys);
+    };
+
+    // From the finished scores of this group's step on.
+    const auto lead = [&](int32_t step) {
+      products_wait<0>();
+      products_arrive(scores);
+      if (step == work.num_steps - 1 && lane == 0) {
+        barrier_arrive(shared_address(&shared.queries_free));
+      }
+      const int32_t first_key = work.kv_begin + step * Traits::kKeys;
+      form_weights(limit, first_key, all_see - first_key < Traits::kKeys);
+      publish_weights();
+      rescale_out();
+      start_values_of_own(ring);
+      finish_values(ring);
+      ++ring.step;
+    };
+    // The other group's step, up to its products.
+    const auto follow = [&] {
+      receive_weights(ring);
+      rescale_out();
+      start_values_of_other(ring);
+    };
+
+    barrier_wait(shared_address(&shared.queries_full), num_works % 2);
+    fence_async_proxy();
+    int32_t step = 0;
+    if (static_cast<int>(ring.stage()) == half) {
+      start_scores(ring, keys_in(step));
+      lead(step++);
+    }
+    for (; step + 1 < work.num_steps; step += 2) {
+      const RingPlace next{ring.step + 1};
+      follow();
+      // The next scores queue up behind these products where their keys are here; else this step's
+      // keys must not wait for them.
+      const bool queue = keys_are_here(next);
+      if (!queue) finish_values(ring);
+      start_scores(next, keys_in(step + 1));
+      products_wait<2>();  // two groups of scores
+      products_arrive(out);
+      if (queue) free_keys(ring);
+      ++ring.step;
+      lead(step + 1);
+    }
+    if (step < work.num_steps) {
+      follow();
+      finish_values(ring);
+      ++ring.step;
+    }
+
+    float(&sums)[Traits::kHalves][Traits::kRows] = shared.row_sum[num_works % 2];
+#pragma unroll
+    for (int r = 0; r < kRowsOfThread; ++r) {
+      rows.sum[r] += __shfl_xor_sync(kAllLanes, rows.sum[r], 1);
+      rows.sum[r] += __shfl_xor_sync(kAllLanes, rows.sum[r], 2);
+      if (lane % 4 == 0) sums[half][first_row + 8 * r] = rows.sum[r];
+    }
+    barrier_arrive(shared_address(&shared.sums_full));
+    barrier_wait(shared_address(&shared.sums_full), num_works % 2);
+    for (int r = 0; r < kRowsOfThread; ++r) {
+      sum[r] = sums[0][first_row + 8 * r] + sums[1][first_row + 8 * r];
+    }
+    ++num_works;
+  };
+
+  for_each_work<Traits>(args, plan, [&](const Work& work) {
+    rows.reset(log2_scale);
+#pragma unroll
+    for (int i = 0; i < 128; ++i) out[i] = 0;
+    float sum[kRowsOfThread] = {};
+    if (work.num_steps > 0) attend_keys(work, sum);
+    store_rows<Traits>(args, plan, work, half, out, rows.max, sum);
+  });
+}
+
+/// Stage 5: this group's columns of the finished rows, to where the plan wants them.
+template <class Traits>
+__device__ inline void store_rows(const AttentionArgs& args, const PlanView& plan, const Work& work,
+                                  int half, const float (&out)[128],
+                                  const float (&max)[kRowsOfThread],
+                                  const float (&sum)[kRowsOfThread]) {
+  using T = typename Traits::Element;
+  const AttentionParams& tensors = args.tensors;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int pair = lane % 4;
+  const int warp_row = static_cast<int>(threadIdx.x) % Traits::kGroupThreads / 32 * 16;
+  if (warp_row >= work.num_rows) return;
+#pragma unroll
+  for (int r = 0; r < kRowsOfThread; ++r) {
+    const int row = warp_row + lane / 4 + 8 * r;
+    const bool live = row < work.num_rows;
+    const float inverse = sum[r] > 0 ? 1 / sum[r] : 0;
+    const float lse = sum[r] > 0 ? fmaf(max[r], plan.sm_scale, logf(sum[r])) : -INFINITY;
+    if (work.partial_begin >= 0) {
+      if (!live) continue;
+      const int64_t at = work.partial_begin + row;
+      float* to = tensors.partial_out + at * Traits::kRank + half * Traits::kHalfColumns + 2 * pair;
+#pragma unroll
+      for (int c = 0; c < 32; ++c) {
+        *reinterpret_cast<float2*>(to + 8 * c) =
+            make_float2(out[4 * c + 2 * r] * inverse, out[4 * c + 2 * r + 1] * inverse);
+      }
+      if (half == 0 && pair == 0) tensors.partial_lse[at] = lse;
+      continue;
+    }
+    const RowPlace at =
+        place_of(plan, tensors.geometry.num_heads, work.request, work.row_begin + (live ? row : 0));
+    T* to = static_cast<T*>(tensors.out) + at.token * tensors.out_token_stride +
+            at.head * tensors.out_head_stride + half * Traits::kHalfColumns;
+    if (args.out_aligned) {
+      // Neighbouring lanes swap, so that each has four columns of one of two chunks.
+      const bool odd = pair % 2 != 0;
+      T* four = to + 8 * (pair % 2) + 2 * (pair & 2);
+#pragma unroll
+      for (int c = 0; c < 32; c += 2) {
+        const uint32_t first =
+            pack<T>(out[4 * c + 2 * r] * inverse, out[4 * c + 2 * r + 1] * inverse);
+        const uint32_t second =
+            pack<T>(out[4 * c + 4 + 2 * r] * inverse, out[4 * c + 4 + 2 * r + 1] * inverse);
+        const uint32_t swapped = __shfl_xor_sync(0xffffffff, odd ? first : second, 1);
+        if (live) {
+          *reinterpret_cast<uint2*>(four + 8 * c) =
+              odd ? make_uint2(swapped, second) : make_uint2(first, swapped);
+        }
+      }
+    } else if (live) {
+#pragma unroll
+      for (int c = 0; c < 32; ++c) {
+        to[8 * c + 2 * pair] = from_float<T>(out[4 * c + 2 * r] * inverse);
+        to[8 * c + 2 * pair + 1] = from_float<T>(out[4 * c + 2 * r + 1] * inverse);
+      }
+    }
+    if (live && half == 0 && pair == 0) write_lse(tensors, plan, at, lse);
+  }
+}
+
+}  // namespace mla::cuda::sm90

@@ -1,0 +1,63 @@
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/sm90/attention/attend.cuh"
+#include "cuda/sm90/attention/load.cuh"
+#include "cuda/sm90/attention/traits.cuh"
+#include "cuda/sm90/ptx.cuh"
+
+// Dense MLA attention for sm_90a, in the order in which it runs. Its schedule is drawn in
+// docs/kernels/sm90.md. In short:
+//
+// - A block works through the tiles of one worker: 64 rows of a request against a range of its
+//   keys, in steps of 64 keys. Three warpgroups: one loads, two multiply.
+// - The output, 64 x 512 in fp32, lies in the registers of the two math groups, 256 columns each.
+// - They take turns at the scores: in step s group s % 2 multiplies queries by keys, forms the
+//   weights and hands them to the other through shared memory. Then both multiply the weights by
+//   their half of the values, which are the first 512 columns of the same keys.
+// - A step's keys are given back to the load group as soon as both have done so.
+namespace mla::cuda::sm90 {
+
+enum class Role { kMathLeft, kMathRight, kLoad };  // one warpgroup each
+
+template <class Traits>
+__global__ void __launch_bounds__(Traits::kThreads, 1)
+    attention_kernel(const __grid_constant__ AttentionArgs args) {
+  static_assert(sizeof(SharedStorage<Traits>) <= kSharedLimitBytes);
+  extern __shared__ __align__(kSharedAlignment) std::byte shared_memory[];
+  auto& shared = *reinterpret_cast<SharedStorage<Traits>*>(shared_memory);
+  if (threadIdx.x == 0) {
+    const uint32_t fillers = args.key_loads == KeyLoads::kBoxes ? 1 : Traits::kGroupThreads;
+    for (int stage = 0; stage < Traits::kStages; ++stage) {
+      for (int half = 0; half < Traits::kHalves; ++half) {
+        barrier_init(shared_address(&shared.keys_full[stage][half]), fillers);
+        barrier_init(shared_address(&shared.keys_free[stage][half]), 4);  // warps of a group
+      }
+    }
+    for (uint64_t& full : shared.weights_full) {
+      barrier_init(shared_address(&full), Traits::kGroupThreads);
+    }
+    barrier_init(shared_address(&shared.sums_full), Traits::kMathThreads);
+    barrier_init(shared_address(&shared.queries_full), Traits::kGroupThreads);
+    barrier_init(shared_address(&shared.queries_free), 4);  // warps of the last step's group
+    fence_barrier_init();
+  }
+  __syncthreads();
+  const auto role = static_cast<Role>(threadIdx.x / Traits::kGroupThreads);
+  if (role == Role::kLoad) {
+    lower_registers<Traits::kLoadRegisters>();
+    if (args.key_loads == KeyLoads::kBoxes) {
+      load_by_boxes<Traits>(args, shared);
+    } else if (args.key_loads == KeyLoads::kChunks) {
+      load_by_threads<Traits, true>(args, shared);
+    } else {
+      load_by_threads<Traits, false>(args, shared);
+    }
+  } else {
+    raise_registers<Traits::kMathRegisters>();
+    attend<Traits>(args, role == Role::kMathLeft ? 0 : 1, shared);
+  }
+}
+
+}  // namespace mla::cuda::sm90

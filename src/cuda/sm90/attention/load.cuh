@@ -1,0 +1,226 @@
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/sm90/attention/work.cuh"
+#include "cuda/sm90/ptx.cuh"
+
+// The load group: queries and keys to shared memory, as room comes free.
+namespace mla::cuda::sm90 {
+
+// Of copies by threads: each copies the same 16-byte chunk of every strip, in every 16th row.
+
+template <class Traits, bool kAligned>
+struct Copier {
+  using T = typename Traits::Element;
+
+  static constexpr int kChunkElements = 16 / sizeof(T);
+  static constexpr int kChunks = Traits::kRowBytes / 16;            // of a row of a strip
+  static constexpr int kRowStep = Traits::kGroupThreads / kChunks;  // 16
+  static constexpr int kRowsOfThread = Traits::kRows / kRowStep;    // 4
+
+  __device__ static int chunk() { return static_cast<int>(threadIdx.x) % kChunks; }
+  __device__ static int first_row() {
+    return static_cast<int>(threadIdx.x) % Traits::kGroupThreads / kChunks;
+  }
+  /// Of the thread's chunk in a strip; row first_row() + i * kRowStep is i * kRowStep rows on.
+  __device__ static uint32_t offset_in_strip() {
+    return first_row() * Traits::kRowBytes + (chunk() ^ (first_row() % 8)) * 16;
+  }
+
+  /// One chunk, zeros where it is not valid.
+  __device__ static void copy(uint32_t to, const T* from, bool valid) {
+    if constexpr (kAligned) {
+      copy_async(to, from, valid);
+    } else {
+      uint32_t words[4] = {};
+      if (valid) {
+        const auto* bits = reinterpret_cast<const uint16_t*>(from);
+        for (int i = 0; i < 4; ++i) words[i] = bits[2 * i] | uint32_t{bits[2 * i + 1]} << 16;
+      }
+      store_shared(to, make_uint4(words[0], words[1], words[2], words[3]));
+    }
+  }
+
+  /// Announces the thread's copies so far.
+  __device__ static void arrive(uint32_t barrier) {
+    if constexpr (kAligned) {
+      barrier_arrive_after_copies(barrier);
+    } else {
+      fence_async_proxy();
+      barrier_arrive(barrier);
+    }
+  }
+};
+
+/// One row's values and rope part, from the thread's chunk on.
+template <class T>
+struct RowSource {
+  const T* latent;
+  const T* rope;
+  bool valid;
+};
+
+/// The rows of one thread; source_of(row) says where each lies. Aligned rows are looked up at once,
+/// before there is room for them.
+template <class Traits, bool kAligned, class SourceOf>
+struct RowCopies {
+  using Copy = Copier<Traits, kAligned>;
+  using T = typename Traits::Element;
+
+  const SourceOf& source_of;
+  RowSource<T> sources[kAligned ? Copy::kRowsOfThread : 1];
+
+  __device__ static int row(int i) { return Copy::first_row() + i * Copy::kRowStep; }
+
+  __device__ explicit RowCopies(const SourceOf& of) : source_of(of) {
+    if constexpr (kAligned) {
+#pragma unroll
+      for (int i = 0; i < Copy::kRowsOfThread; ++i) sources[i] = of(row(i));
+    }
+  }
+
+  /// Strips [begin, end) of a matrix at `matrix`; the rope strip comes after the value strips.
+  __device__ void copy_strips(uint32_t matrix, int begin, int end) const {
+    const auto copy = [&](const RowSource<T>& source, int s, int i) {
+      const T* from =
+          s < Traits::kValueStrips ? source.latent + s * Traits::kStripColumns : source.rope;
+      Copy::copy(matrix + Copy::offset_in_strip() + s * Traits::kStripBytes +
+                     i * Copy::kRowStep * Traits::kRowBytes,
+                 from, source.valid);
+    };
+    if constexpr (kAligned) {
+#pragma unroll
+      for (int s = begin; s < end; ++s) {
+#pragma unroll
+        for (int i = 0; i < Copy::kRowsOfThread; ++i) copy(sources[i], s, i);
+      }
+    } else {
+#pragma unroll 1
+      for (int i = 0; i < Copy::kRowsOfThread; ++i) {
+        const RowSource<T> source = source_of(row(i));
+#pragma unroll 1
+        for (int s = begin; s < end; ++s) copy(source, s, i);
+      }
+    }
+  }
+};
+
+template <class Traits, bool kAligned>
+__device__ inline void copy_queries(const AttentionArgs& args, const PlanView& plan,
+                                    const Work& work, SharedStorage<Traits>& shared) {
+  using Copy = Copier<Traits, kAligned>;
+  using T = typename Traits::Element;
+  const AttentionParams& tensors = args.tensors;
+  const auto source_of = [&](int row) -> RowSource<T> {
+    const bool valid = row < work.num_rows;
+    const RowPlace at = place_of(plan, tensors.geometry.num_heads, work.request,
+                                 work.row_begin + (valid ? row : 0));
+    const int64_t column = Copy::chunk() * Copy::kChunkElements;
+    return {static_cast<const T*>(tensors.q_nope) + column +
+                at.token * tensors.q_nope_token_stride + at.head * tensors.q_nope_head_stride,
+            static_cast<const T*>(tensors.q_pe) + column + at.token * tensors.q_pe_token_stride +
+                at.head * tensors.q_pe_head_stride,
+            valid};
+  };
+  const RowCopies<Traits, kAligned, decltype(source_of)> rows(source_of);
+  rows.copy_strips(shared_address(shared.queries), 0, Traits::kStrips);
+  Copy::arrive(shared_address(&shared.queries_full));
+}
+
+/// Queries of the block's `num_works`th work with keys.
+template <class Traits>
+__device__ inline void load_queries(const AttentionArgs& args, const PlanView& plan,
+                                    const Work& work, uint32_t num_works,
+                                    SharedStorage<Traits>& shared) {
+  barrier_wait(shared_address(&shared.queries_free), num_works % 2 ^ 1);
+  if (args.queries_aligned) {
+    copy_queries<Traits, true>(args, plan, work, shared);
+  } else {
+    copy_queries<Traits, false>(args, plan, work, shared);
+  }
+}
+
+/// Keys by the threads of the load group.
+template <class Traits, bool kAligned>
+__device__ inline void load_by_threads(const AttentionArgs& args, SharedStorage<Traits>& shared) {
+  const PlanView plan = args.image.view(args.plan);
+  using Copy = Copier<Traits, kAligned>;
+  using T = typename Traits::Element;
+  const AttentionParams& tensors = args.tensors;
+  const CacheStrides strides = tensors.cache;
+  const int64_t column = Copy::chunk() * Copy::kChunkElements;
+  RingPlace ring;
+  uint32_t num_works = 0;  // that have keys
+
+  for_each_work<Traits>(args, plan, [&](const Work& work) {
+    const int32_t* pages = plan.kv_indices + plan.kv_indptr[work.request];
+    for (int32_t step = 0; step < work.num_steps; ++step, ++ring.step) {
+      const auto source_of = [&](int row) -> RowSource<T> {
+        const int32_t first_key = work.kv_begin + step * Traits::kKeys;
+        const bool valid = row < work.kv_end - first_key;
+        const KeyPlace at =
+            valid ? place_of_key(pages, first_key + row, tensors.geometry.page_size) : KeyPlace{};
+        return {static_cast<const T*>(tensors.ckv) + column + at.page * strides.ckv_page +
+                    at.slot * strides.ckv_row,
+                static_cast<const T*>(tensors.kpe) + column + at.page * strides.kpe_page +
+                    at.slot * strides.kpe_row,
+                valid};
+      };
+      const RowCopies<Traits, kAligned, decltype(source_of)> rows(source_of);
+      const uint32_t stage = ring.stage();
+      const uint32_t matrix = shared_address(shared.keys[stage]);
+#pragma unroll
+      for (int half = 0; half < Traits::kHalves; ++half) {
+        barrier_wait(shared_address(&shared.keys_free[stage][half]), ring.parity() ^ 1);
+        rows.copy_strips(matrix, half * Traits::kHalfStrips,
+                         half == 0 ? Traits::kHalfStrips : Traits::kStrips);
+        Copy::arrive(shared_address(&shared.keys_full[stage][half]));
+      }
+      // The first keys of a work find room sooner than its queries do.
+      if (step == 0) load_queries<Traits>(args, plan, work, num_works++, shared);
+    }
+  });
+}
+
+/// Keys by the copy engine, which one thread drives. A step's keys lie in one page.
+template <class Traits>
+__device__ inline void load_by_boxes(const AttentionArgs& args, SharedStorage<Traits>& shared) {
+  const PlanView plan = args.image.view(args.plan);
+  const bool drives = threadIdx.x % Traits::kGroupThreads == 0;
+  RingPlace ring;
+  uint32_t num_works = 0;  // that have keys
+  if (drives) {
+    prefetch_tensor(args.ckv_boxes);
+    if (Traits::kRope > 0) prefetch_tensor(args.kpe_boxes);
+  }
+
+  for_each_work<Traits>(args, plan, [&](const Work& work) {
+    const int32_t* pages = plan.kv_indices + plan.kv_indptr[work.request];
+    const auto load_step = [&](int32_t step) {
+      const KeyPlace place = place_of_key(pages, work.kv_begin + step * Traits::kKeys,
+                                          args.tensors.geometry.page_size);
+      BoxAt at{.row = static_cast<int32_t>(place.slot), .page = static_cast<int32_t>(place.page)};
+      const uint32_t stage = ring.stage();
+      uint32_t to = shared_address(shared.keys[stage]);
+#pragma unroll
+      for (int half = 0; half < Traits::kHalves; ++half) {
+        const uint32_t full = shared_address(&shared.keys_full[stage][half]);
+        const bool with_rope = Traits::kRope > 0 && half == 1;
+        barrier_wait(shared_address(&shared.keys_free[stage][half]), ring.parity() ^ 1);
+        barrier_arrive_expecting(full, (Traits::kHalfStrips + with_rope) * Traits::kStripBytes);
+        at.strip = half * Traits::kHalfStrips;
+        copy_box(to, args.ckv_boxes, at, full);
+        to += Traits::kHalfStrips * Traits::kStripBytes;
+        at.strip = 0;
+        if (with_rope) copy_box(to, args.kpe_boxes, at, full);
+      }
+    };
+    for (int32_t step = 0; step < work.num_steps; ++step, ++ring.step) {
+      if (drives) load_step(step);
+      if (step == 0) load_queries<Traits>(args, plan, work, num_works++, shared);
+    }
+  });
+}
+
+}  // namespace mla::cuda::sm90

@@ -1,0 +1,90 @@
+#pragma once
+
+#include <cuda.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/rows.cuh"
+
+// What is fixed at compile time of the dense Hopper attention kernel, and what a launch gives it.
+// The schedule is drawn in docs/kernels/sm90.md.
+namespace mla::cuda::sm90 {
+
+/// `T`: element type of q, cache and out. `kRopeColumns`: 64 or 0.
+template <class T, int kRopeColumns>
+struct AttentionTraits {
+  using Element = T;
+
+  static constexpr int kRows = 64;   // query rows of a block (CTA)
+  static constexpr int kKeys = 64;   // keys of one step
+  static constexpr int kRank = 512;  // columns of ckv, the values
+  static constexpr int kRope = kRopeColumns;
+
+  // Matrices in shared memory are cut into strips of 64 columns, each [64 rows, 128 bytes]
+  // swizzled.
+  static constexpr int kStripColumns = 64;
+  static constexpr int kRowBytes = 128;
+  static constexpr int kStripBytes = kRows * kRowBytes;
+  static constexpr int kValueStrips = kRank / kStripColumns;
+  static constexpr int kStrips = kValueStrips + kRope / kStripColumns;
+
+  // The value columns are halved between two warpgroups; keys come and go in the same halves, the
+  // rope strip with the second.
+  static constexpr int kHalves = 2;
+  static constexpr int kHalfStrips = kValueStrips / kHalves;
+  static constexpr int kHalfColumns = kRank / kHalves;
+
+  static constexpr int kStages = 2;  // blocks of keys in shared memory
+
+  static constexpr int kGroupThreads = 128;           // a warpgroup
+  static constexpr int kThreads = 3 * kGroupThreads;  // math left, math right, load
+  static constexpr int kMathThreads = 2 * kGroupThreads;
+  // 65,536 registers over 3 x 128 threads.
+  static constexpr int kLoadRegisters = 72;
+  static constexpr int kMathRegisters = 216;
+};
+
+/// Named barriers, by the event that each announces.
+enum NamedBarrier : int { kRowsClearedLeft = 1, kRowsClearedRight = 2 };
+
+/// Shared memory of a block. The matrices are aligned to 1,024 bytes, as their swizzle is.
+template <class Traits>
+struct SharedStorage {
+  std::byte queries[Traits::kStrips * Traits::kStripBytes];
+  std::byte keys[Traits::kStages][Traits::kStrips * Traits::kStripBytes];
+  std::byte weights[Traits::kStripBytes];  // [rows, keys], of the block under way
+  float row_max[Traits::kRows];            // running maximum of the scores up to that block
+  float row_sum[2][Traits::kHalves][Traits::kRows];  // of a tile's weights, by who formed them
+  uint64_t keys_full[Traits::kStages][Traits::kHalves];
+  uint64_t keys_free[Traits::kStages][Traits::kHalves];
+  uint64_t queries_full;
+  uint64_t queries_free;
+  uint64_t weights_full[Traits::kHalves];  // by who formed them
+  uint64_t sums_full;
+};
+
+inline constexpr int kSharedAlignment = 1024;
+inline constexpr int kSharedLimitBytes = 227 * 1024;  // of one block on sm_90
+
+/// How keys come to shared memory.
+enum class KeyLoads : int32_t {
+  kElements,  ///< one by one: any address
+  kChunks,    ///< 16 bytes a thread: any page size
+  kBoxes,     ///< 64 rows of a page at once, by the copy engine
+};
+
+/// The kernel's argument.
+struct AttentionArgs : KernelParams {
+  CUtensorMap ckv_boxes{};  ///< [pages, strips, rows of a page, 64 columns]
+  CUtensorMap kpe_boxes{};  ///< the same, one strip
+  KeyLoads key_loads = KeyLoads::kElements;
+  /// 2: a tile has up to 128 rows, and blocks 2w and 2w + 1 take 64 of them each, side by side, so
+  /// that the keys come from memory once.
+  int32_t blocks_per_worker = 1;
+  // Whether 16-byte (out: 8-byte) accesses are aligned; else elements are moved one by one.
+  bool queries_aligned = false;
+  bool out_aligned = false;
+};
+
+}  // namespace mla::cuda::sm90

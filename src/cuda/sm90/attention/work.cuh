@@ -1,0 +1,49 @@
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "cuda/sm90/attention/traits.cuh"
+
+// What a block has to do, the same for each of its roles.
+namespace mla::cuda::sm90 {
+
+/// What one block does of a tile.
+struct Work {
+  int64_t row_begin, partial_begin;  // as in plan::Tile, of this block's rows
+  int32_t request, num_rows, kv_begin, kv_end;
+  int32_t num_steps;
+};
+
+/// Calls fn(work) for every tile of this block, the same in each of its roles.
+template <class Traits, class Fn>
+__device__ inline void for_each_work(const AttentionArgs& args, const PlanView& plan,
+                                     const Fn& fn) {
+  const auto worker = static_cast<int32_t>(blockIdx.x) / args.blocks_per_worker;
+  const int32_t first_row =
+      Traits::kRows * (static_cast<int32_t>(blockIdx.x) % args.blocks_per_worker);
+  const int32_t end = plan.worker_indptr[worker + 1];
+  for (int32_t t = plan.worker_indptr[worker]; t < end; ++t) {
+    const plan::Tile tile = plan.tiles[t];
+    const int32_t num_keys = tile.kv_end - tile.kv_begin;
+    const int32_t num_rows = min(tile.num_rows - first_row, Traits::kRows);
+    if (num_rows <= 0 || tile.request >= args.num_requests) continue;
+    fn(Work{.row_begin = tile.row_begin + first_row,
+            .partial_begin = tile.partial_begin < 0 ? -1 : tile.partial_begin + first_row,
+            .request = tile.request,
+            .num_rows = num_rows,
+            .kv_begin = tile.kv_begin,
+            .kv_end = tile.kv_end,
+            .num_steps = num_keys / Traits::kKeys + (num_keys % Traits::kKeys > 0)});
+  }
+}
+
+/// Where a block stands in the ring of key stages.
+struct RingPlace {
+  uint32_t step = 0;  // counted over all tiles
+
+  __device__ uint32_t stage() const { return step % 2; }
+  __device__ uint32_t parity() const { return step / 2 % 2; }
+};
+
+}  // namespace mla::cuda::sm90
