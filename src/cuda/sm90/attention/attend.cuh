@@ -27,7 +27,8 @@ struct SoftmaxRows {
 
   __device__ void reset(float scale) {
     for (int r = 0; r < kRowsOfThread; ++r) {
-      max[r] = -FLT_MAX;  // below every finite score, and differences from it are no NaN
+      max[r] = -FLT_MAX;  // below every finite score, and differences from it
+                          // are no NaN
       sum[r] = 0;
     }
     log2_scale = scale;
@@ -50,9 +51,8 @@ struct SoftmaxRows {
 
 /// Stage 5, below.
 template <class Traits>
-__device__ inline void store_rows(const AttentionArgs& args, const PlanView& plan, const Work& work,
-                                  int half, const float (&out)[128],
-                                  const float (&max)[kRowsOfThread],
+__device__ inline void store_rows(const AttentionArgs& args, const Work& work, int half,
+                                  const float (&out)[128], const float (&max)[kRowsOfThread],
                                   const float (&sum)[kRowsOfThread]);
 
 /// The math group of columns half * 256 to half * 256 + 255; it leads steps half, half + 2 and so
@@ -62,13 +62,12 @@ __device__ inline void attend(const AttentionArgs& args, const int half,
                               SharedStorage<Traits>& shared) {
   using T = typename Traits::Element;
   constexpr uint32_t kAllLanes = 0xffffffff;
-  const PlanView plan = args.image.view(args.plan);
   const int warp = static_cast<int>(threadIdx.x) % Traits::kGroupThreads / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int first_row = warp * 16 + lane / 4;
   const int other = half ^ 1;
   const bool has_boxes = args.key_loads == KeyLoads::kBoxes;
-  const float log2_scale = plan.sm_scale * std::numbers::log2e_v<float>;
+  const float log2_scale = plan_of(args).sm_scale * std::numbers::log2e_v<float>;
 
   const uint64_t queries = matrix_descriptor(shared_address(shared.queries));
   const uint64_t shared_weights = matrix_descriptor(shared_address(shared.weights));
@@ -80,12 +79,13 @@ __device__ inline void attend(const AttentionArgs& args, const int half,
   uint32_t num_works = 0;  // that have keys
   float out[128];          // 256 columns of two rows, eight columns after eight
   float scores[32];        // 64 keys of two rows, likewise
+  float more_scores[32];   // a further summand of theirs
   uint32_t weights[4][4];  // of the same, packed, by 16 keys
   SoftmaxRows rows;
   float rescale[kRowsOfThread];
 
-  // A box brings 64 rows; those past the end of the keys may hold anything, and zero times
-  // anything must be zero.
+  // A box brings 64 rows; those past the end of the keys may hold anything, and zero times anything
+  // must be zero.
   const auto clear_rows_from = [&](RingPlace at, int32_t begin) {
     for (uint64_t& full : shared.keys_full[at.stage()]) {
       barrier_wait(shared_address(&full), at.parity());
@@ -102,42 +102,61 @@ __device__ inline void attend(const AttentionArgs& args, const int half,
     named_barrier_sync(kRowsClearedLeft + half, Traits::kGroupThreads);
   };
 
-  // Stage 1: scores of a step, half of the columns after the other, as they come.
+  // Stage 1: scores of a step, as its keys come. The tensor cores cut off what does not fit their
+  // accumulator at each product, so scores are sums of three chains of products: two that queue up,
+  // and one when those are done.
   const auto keys_are_here = [&](RingPlace at) {
     return barrier_test(shared_address(&shared.keys_full[at.stage()][0]), at.parity()) &&
            barrier_test(shared_address(&shared.keys_full[at.stage()][1]), at.parity());
   };
-  const auto start_scores = [&](RingPlace at, int32_t num_keys) {
-    if (has_boxes && num_keys < Traits::kKeys) clear_rows_from(at, num_keys);
-    const uint64_t keys = matrix_descriptor(shared_address(shared.keys[at.stage()]));
-    const auto multiply = [&](int half_of_keys, int begin, int end) {
-      barrier_wait(shared_address(&shared.keys_full[at.stage()][half_of_keys]), at.parity());
-      if (!has_boxes) fence_async_proxy();
-      products_begin();
-#pragma unroll
-      for (int s = begin; s < end; ++s) {
-#pragma unroll
-        for (int k = 0; k < 4; ++k) {
-          const uint32_t bytes = s * Traits::kStripBytes + k * 32;
-          multiply_scores<T>(scores, advance(queries, bytes), advance(keys, bytes), s + k > 0);
-        }
-      }
-      products_commit();
-    };
-    multiply(0, 0, Traits::kHalfStrips);
-    multiply(1, Traits::kHalfStrips, Traits::kStrips);
+  const auto wait_for_keys = [&](RingPlace at, int keys_half) {
+    barrier_wait(shared_address(&shared.keys_full[at.stage()][keys_half]), at.parity());
+    if (!has_boxes) fence_async_proxy();
   };
-
-  // Stage 2: weights from scores. `limit`: keys that each row sees.
-  const auto form_weights = [&](const int32_t(&limit)[kRowsOfThread], int32_t first_key,
-                                bool some_hidden) {
-    if (some_hidden) {
+  const auto start_chain = [&](RingPlace at, int chain, float(&sums)[32]) {
+    const uint64_t keys = matrix_descriptor(shared_address(shared.keys[at.stage()]));
+    products_begin();
 #pragma unroll
-      for (int i = 0; i < 32; ++i) {
-        const int32_t key = i / 4 * 8 + lane % 4 * 2 + i % 2;  // of the step
-        if (key >= limit[i / 2 % 2] - first_key) scores[i] = -INFINITY;
+    for (int s = 3 * chain; s < min(3 * chain + 3, Traits::kStrips); ++s) {
+#pragma unroll
+      for (int k = 0; k < 4; ++k) {
+        const uint32_t bytes = s * Traits::kStripBytes + k * 32;
+        multiply_scores<T>(sums, advance(queries, bytes), advance(keys, bytes),
+                           s > 3 * chain || k > 0);
       }
     }
+    products_commit();
+  };
+  const auto start_scores = [&](RingPlace at, int32_t num_keys) {
+    if (has_boxes && num_keys < Traits::kKeys) clear_rows_from(at, num_keys);
+    wait_for_keys(at, 0);
+    start_chain(at, 0, scores);
+    wait_for_keys(at, 1);
+    start_chain(at, 1, more_scores);
+  };
+  const auto finish_scores = [&](RingPlace at) {
+    const auto add = [&] {
+      products_wait<0>();
+      products_arrive(scores);
+      products_arrive(more_scores);
+#pragma unroll
+      for (int i = 0; i < 32; ++i) scores[i] += more_scores[i];
+    };
+    add();
+    start_chain(at, 2, more_scores);
+    add();
+  };
+
+  // Stage 2: weights from scores.
+  const auto hide_keys = [&](const auto& limit_of, int32_t first_key) {
+    const int32_t seen[kRowsOfThread] = {limit_of(first_row) - first_key,
+                                         limit_of(first_row + 8) - first_key};
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+      if (i / 4 * 8 + lane % 4 * 2 + i % 2 >= seen[i / 2 % 2]) scores[i] = -INFINITY;
+    }
+  };
+  const auto form_weights = [&] {
     float max[kRowsOfThread];
 #pragma unroll
     for (int r = 0; r < kRowsOfThread; ++r) {
@@ -220,11 +239,11 @@ __device__ inline void attend(const AttentionArgs& args, const int half,
 
   // All steps of a work; ends with the row sums of both groups.
   const auto attend_keys = [&](const Work& work, float(&sum)[kRowsOfThread]) {
+    // Keys that a row sees.
     const auto limit_of = [&](int row) {
-      return min(work.kv_end, visible_keys(plan, args.tensors.geometry.num_heads, work.request,
-                                           work.row_begin + row));
+      return min(work.kv_end, visible_keys(plan_of(args), args.tensors.geometry.num_heads,
+                                           work.request, work.row_begin + row));
     };
-    const int32_t limit[kRowsOfThread] = {limit_of(first_row), limit_of(first_row + 8)};
     const int32_t all_see = limit_of(0);  // later rows see no less
     const auto keys_in = [&](int32_t step) {
       return min(work.kv_end - work.kv_begin - step * Traits::kKeys, Traits::kKeys);
@@ -232,13 +251,13 @@ __device__ inline void attend(const AttentionArgs& args, const int half,
 
     // From the finished scores of this group's step on.
     const auto lead = [&](int32_t step) {
-      products_wait<0>();
-      products_arrive(scores);
+      finish_scores(ring);
       if (step == work.num_steps - 1 && lane == 0) {
         barrier_arrive(shared_address(&shared.queries_free));
       }
       const int32_t first_key = work.kv_begin + step * Traits::kKeys;
-      form_weights(limit, first_key, all_see - first_key < Traits::kKeys);
+      if (all_see - first_key < Traits::kKeys) hide_keys(limit_of, first_key);
+      form_weights();
       publish_weights();
       rescale_out();
       start_values_of_own(ring);
@@ -294,24 +313,24 @@ __device__ inline void attend(const AttentionArgs& args, const int half,
     ++num_works;
   };
 
-  for_each_work<Traits>(args, plan, [&](const Work& work) {
+  for_each_work<Traits>(args, [&](const Work& work) {
     rows.reset(log2_scale);
 #pragma unroll
     for (int i = 0; i < 128; ++i) out[i] = 0;
     float sum[kRowsOfThread] = {};
     if (work.num_steps > 0) attend_keys(work, sum);
-    store_rows<Traits>(args, plan, work, half, out, rows.max, sum);
+    store_rows<Traits>(args, work_of<Traits>(args, work.tile), half, out, rows.max, sum);
   });
 }
 
 /// Stage 5: this group's columns of the finished rows, to where the plan wants them.
 template <class Traits>
-__device__ inline void store_rows(const AttentionArgs& args, const PlanView& plan, const Work& work,
-                                  int half, const float (&out)[128],
-                                  const float (&max)[kRowsOfThread],
+__device__ inline void store_rows(const AttentionArgs& args, const Work& work, int half,
+                                  const float (&out)[128], const float (&max)[kRowsOfThread],
                                   const float (&sum)[kRowsOfThread]) {
   using T = typename Traits::Element;
   const AttentionParams& tensors = args.tensors;
+  const PlanView plan = plan_of(args);
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int pair = lane % 4;
   const int warp_row = static_cast<int>(threadIdx.x) % Traits::kGroupThreads / 32 * 16;

@@ -144,7 +144,6 @@ __device__ inline void load_queries(const AttentionArgs& args, const PlanView& p
 /// Keys by the threads of the load group.
 template <class Traits, bool kAligned>
 __device__ inline void load_by_threads(const AttentionArgs& args, SharedStorage<Traits>& shared) {
-  const PlanView plan = args.image.view(args.plan);
   using Copy = Copier<Traits, kAligned>;
   using T = typename Traits::Element;
   const AttentionParams& tensors = args.tensors;
@@ -153,7 +152,8 @@ __device__ inline void load_by_threads(const AttentionArgs& args, SharedStorage<
   RingPlace ring;
   uint32_t num_works = 0;  // that have keys
 
-  for_each_work<Traits>(args, plan, [&](const Work& work) {
+  for_each_work<Traits>(args, [&](const Work& work) {
+    const PlanView plan = plan_of(args);
     const int32_t* pages = plan.kv_indices + plan.kv_indptr[work.request];
     for (int32_t step = 0; step < work.num_steps; ++step, ++ring.step) {
       const auto source_of = [&](int row) -> RowSource<T> {
@@ -186,7 +186,6 @@ __device__ inline void load_by_threads(const AttentionArgs& args, SharedStorage<
 /// Keys by the copy engine, which one thread drives. A step's keys lie in one page.
 template <class Traits>
 __device__ inline void load_by_boxes(const AttentionArgs& args, SharedStorage<Traits>& shared) {
-  const PlanView plan = args.image.view(args.plan);
   const bool drives = threadIdx.x % Traits::kGroupThreads == 0;
   RingPlace ring;
   uint32_t num_works = 0;  // that have keys
@@ -195,7 +194,8 @@ __device__ inline void load_by_boxes(const AttentionArgs& args, SharedStorage<Tr
     if (Traits::kRope > 0) prefetch_tensor(args.kpe_boxes);
   }
 
-  for_each_work<Traits>(args, plan, [&](const Work& work) {
+  for_each_work<Traits>(args, [&](const Work& work) {
+    const PlanView plan = plan_of(args);
     const int32_t* pages = plan.kv_indices + plan.kv_indptr[work.request];
     const auto load_step = [&](int32_t step) {
       const KeyPlace place = place_of_key(pages, work.kv_begin + step * Traits::kKeys,

@@ -41,8 +41,8 @@ struct AttentionTraits {
   static constexpr int kThreads = 3 * kGroupThreads;  // math left, math right, load
   static constexpr int kMathThreads = 2 * kGroupThreads;
   // 65,536 registers over 3 x 128 threads.
-  static constexpr int kLoadRegisters = 72;
-  static constexpr int kMathRegisters = 216;
+  static constexpr int kLoadRegisters = 56;
+  static constexpr int kMathRegisters = 224;
 };
 
 /// Named barriers, by the event that each announces.

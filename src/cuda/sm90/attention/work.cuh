@@ -11,30 +11,42 @@ namespace mla::cuda::sm90 {
 /// What one block does of a tile.
 struct Work {
   int64_t row_begin, partial_begin;  // as in plan::Tile, of this block's rows
+  int32_t tile;                      // its index
   int32_t request, num_rows, kv_begin, kv_end;
   int32_t num_steps;
 };
 
-/// Calls fn(work) for every tile of this block, the same in each of its roles.
-template <class Traits, class Fn>
-__device__ inline void for_each_work(const AttentionArgs& args, const PlanView& plan,
-                                     const Fn& fn) {
-  const auto worker = static_cast<int32_t>(blockIdx.x) / args.blocks_per_worker;
+// The plan and its tiles are read again where they are needed: the math groups have no registers to
+// keep them in.
+
+__device__ inline PlanView plan_of(const AttentionArgs& args) { return args.image.view(args.plan); }
+
+/// The block's part of a tile; without rows where it has none.
+template <class Traits>
+__device__ inline Work work_of(const AttentionArgs& args, int32_t tile_index) {
+  const plan::Tile tile = plan_of(args).tiles[tile_index];
+  const int32_t num_keys = tile.kv_end - tile.kv_begin;
   const int32_t first_row =
       Traits::kRows * (static_cast<int32_t>(blockIdx.x) % args.blocks_per_worker);
-  const int32_t end = plan.worker_indptr[worker + 1];
-  for (int32_t t = plan.worker_indptr[worker]; t < end; ++t) {
-    const plan::Tile tile = plan.tiles[t];
-    const int32_t num_keys = tile.kv_end - tile.kv_begin;
-    const int32_t num_rows = min(tile.num_rows - first_row, Traits::kRows);
-    if (num_rows <= 0 || tile.request >= args.num_requests) continue;
-    fn(Work{.row_begin = tile.row_begin + first_row,
-            .partial_begin = tile.partial_begin < 0 ? -1 : tile.partial_begin + first_row,
-            .request = tile.request,
-            .num_rows = num_rows,
-            .kv_begin = tile.kv_begin,
-            .kv_end = tile.kv_end,
-            .num_steps = num_keys / Traits::kKeys + (num_keys % Traits::kKeys > 0)});
+  return {.row_begin = tile.row_begin + first_row,
+          .partial_begin = tile.partial_begin < 0 ? -1 : tile.partial_begin + first_row,
+          .tile = tile_index,
+          .request = tile.request,
+          .num_rows = min(tile.num_rows - first_row, Traits::kRows),
+          .kv_begin = tile.kv_begin,
+          .kv_end = tile.kv_end,
+          .num_steps = num_keys / Traits::kKeys + (num_keys % Traits::kKeys > 0)};
+}
+
+/// Calls fn(work) for every tile of this block, the same in each of its roles.
+template <class Traits, class Fn>
+__device__ inline void for_each_work(const AttentionArgs& args, const Fn& fn) {
+  const int32_t* tiles =
+      plan_of(args).worker_indptr + static_cast<int32_t>(blockIdx.x) / args.blocks_per_worker;
+  const int32_t end = tiles[1];
+  for (int32_t t = tiles[0]; t < end; ++t) {
+    const Work work = work_of<Traits>(args, t);
+    if (work.num_rows > 0 && work.request < args.num_requests) fn(work);
   }
 }
 
