@@ -66,6 +66,8 @@ TEST_F(LayerCuda, CapturedStepReadsItsTensorsAnewAtEachReplay) {
   const LayerFile file = open_golden("deepseek_v3_yarn");
   const int64_t tokens = file.num_tokens;
   const int64_t num_pages = (tokens + kPageSize - 1) / kPageSize;
+  device::Runtime& runtime = device::runtime_of(kCuda);
+  const DeviceStream stream(kCuda);  // the attention, which is ordered on it, ends before it
   const LayerOptions options{.dtype = DType::kFloat32, .device = kCuda};
   const Layer layer(file.config, file.weights, options);
   LayerWorkspace workspace(file.config, options, tokens);
@@ -99,8 +101,6 @@ TEST_F(LayerCuda, CapturedStepReadsItsTensorsAnewAtEachReplay) {
       .layer_idx = 0,
       .attention = &attention,
       .out = contiguous_view(out.data(), shape, DType::kFloat32, kCuda)};
-  const DeviceStream stream(kCuda);
-  device::Runtime& runtime = device::runtime_of(kCuda);
 
   // Plans for pages in this order and puts what a replay reads where it reads it.
   std::vector<int32_t> pages(static_cast<size_t>(num_pages)), places(count);
