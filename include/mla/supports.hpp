@@ -19,8 +19,10 @@ struct KernelVerdict {
 
 /// Which kernel serves a shape.
 struct Support {
-  std::string kernel;                     ///< empty where none can
-  bool capturable = false;                ///< its launches may be captured in a graph
+  std::string kernel;       ///< empty where none can
+  bool capturable = false;  ///< its launches may be captured in a graph
+  /// It rounds probabilities to the cache's 16-bit dtype, for tensor cores.
+  bool rounds_probabilities = false;
   std::string reason;                     ///< why this kernel, or why none
   std::vector<KernelVerdict> considered;  ///< the device's whole table, in order of preference
 

@@ -73,6 +73,7 @@ struct AttentionCase {
   SplitPolicy splits{};
   std::optional<Bucket> bucket{};  ///< run with the bucket's tokens
   std::string kernel{};            ///< empty: the first that accepts
+  Device device{};                 ///< where it runs
 
   int64_t num_rows() const { return static_cast<int64_t>(q_lens.size()); }
   int64_t num_tokens() const;

@@ -9,6 +9,9 @@
 #include <limits>
 #include <new>
 #include <utility>
+#include <vector>
+
+#include "device/runtime.hpp"
 
 namespace mla::cases {
 namespace {
@@ -18,6 +21,8 @@ constexpr size_t kSparseAbove = size_t{256} << 20;
 constexpr int kGuardByte = 0xa5;
 
 size_t round_up(size_t value, size_t unit) { return (value + unit - 1) / unit * unit; }
+
+size_t page_bytes() { return static_cast<size_t>(sysconf(_SC_PAGESIZE)); }
 
 float value_of(Poison poison) {
   switch (poison) {
@@ -38,33 +43,76 @@ void fill_with(T value, void* out, int64_t count) {
 
 }  // namespace
 
-Buffer::Buffer(size_t bytes, size_t offset) : size_(bytes) {
+Buffer::Buffer(size_t bytes, size_t offset, Device device) : size_(bytes) {
   if (bytes <= kSparseAbove) {
-    const size_t block_bytes = round_up(kGuard + offset + bytes + kGuard, kGuard);
-    block_ = static_cast<std::byte*>(std::aligned_alloc(kGuard, block_bytes));
+    block_bytes_ = round_up(kGuard + offset + bytes + kGuard, kGuard);
+    block_ = static_cast<std::byte*>(std::aligned_alloc(kGuard, block_bytes_));
     if (block_ == nullptr) throw std::bad_alloc();
-    std::memset(block_, kGuardByte, block_bytes);
+    std::memset(block_, kGuardByte, block_bytes_);
     data_ = block_ + kGuard + offset;
     std::memset(data_, 0, bytes);
-    return;
+  } else {
+    const size_t page = page_bytes();
+    block_bytes_ = round_up(offset + bytes, page);
+    void* block = mmap(nullptr, block_bytes_ + 2 * page, PROT_NONE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (block == MAP_FAILED) throw std::bad_alloc();
+    block_ = static_cast<std::byte*>(block);
+    mapped_ = block_bytes_ + 2 * page;
+    if (mprotect(block_ + page, block_bytes_, PROT_READ | PROT_WRITE) != 0) throw std::bad_alloc();
+    data_ = block_ + page + offset;
   }
-  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  const size_t inner = round_up(offset + bytes, page);
-  void* block = mmap(nullptr, inner + 2 * page, PROT_NONE,
-                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (block == MAP_FAILED) throw std::bad_alloc();
-  block_ = static_cast<std::byte*>(block);
-  mapped_ = inner + 2 * page;
-  if (mprotect(block_ + page, inner, PROT_READ | PROT_WRITE) != 0) throw std::bad_alloc();
-  data_ = block_ + page + offset;
+  device_data_ = data_;
+  if (device == Device{}) return;
+  runtime_ = &device::runtime_of(device, "device", "Buffer");
+  device_block_ = static_cast<std::byte*>(runtime_->allocate(block_bytes_));
+  device_data_ = device_block_ + (data_ - first_byte());
+  runtime_->fill(device_block_, 0xff, block_bytes_, {});
+  runtime_->synchronize({});
 }
 
 Buffer::~Buffer() {
+  if (device_block_ != nullptr) runtime_->release(device_block_);
   if (mapped_ > 0) {
     munmap(block_, mapped_);
   } else {
     std::free(block_);
   }
+}
+
+std::byte* Buffer::first_byte() const { return is_sparse() ? block_ + page_bytes() : block_; }
+
+void Buffer::upload() const {
+  if (device_block_ == nullptr) return;
+  if (!is_sparse()) {
+    runtime_->copy_to_device(device_block_, block_, block_bytes_, {});
+  } else {
+    const size_t page = page_bytes();
+    std::vector<unsigned char> resident(block_bytes_ / page);
+    if (mincore(first_byte(), block_bytes_, resident.data()) != 0) throw std::bad_alloc();
+    for (size_t begin = 0; begin < resident.size();) {
+      size_t end = begin;
+      while (end < resident.size() && (resident[end] & 1U) == (resident[begin] & 1U)) ++end;
+      if ((resident[begin] & 1U) != 0) {
+        runtime_->copy_to_device(device_block_ + begin * page, first_byte() + begin * page,
+                                 (end - begin) * page, {});
+      }
+      begin = end;
+    }
+  }
+  runtime_->synchronize({});
+}
+
+void Buffer::download() const {
+  if (device_block_ == nullptr || is_sparse()) return;
+  runtime_->copy_to_host(block_, device_block_, block_bytes_, {});
+  runtime_->synchronize({});
+}
+
+void Buffer::download(size_t offset, size_t bytes) const {
+  if (device_block_ == nullptr) return;
+  runtime_->copy_to_host(data_ + offset, device_data_ + offset, bytes, {});
+  runtime_->synchronize({});
 }
 
 Buffer::Buffer(Buffer&& other) noexcept { *this = std::move(other); }
@@ -74,6 +122,10 @@ Buffer& Buffer::operator=(Buffer&& other) noexcept {
   std::swap(mapped_, other.mapped_);
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
+  std::swap(block_bytes_, other.block_bytes_);
+  std::swap(runtime_, other.runtime_);
+  std::swap(device_block_, other.device_block_);
+  std::swap(device_data_, other.device_data_);
   return *this;
 }
 

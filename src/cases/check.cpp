@@ -8,6 +8,7 @@
 #include "cases/error_bound.hpp"
 #include "cases/random.hpp"
 #include "mla/reference.hpp"
+#include "mla/supports.hpp"
 
 namespace mla::cases {
 namespace {
@@ -38,9 +39,11 @@ class RowChecker {
   RowChecker(const Problem& problem, CheckReport& report)
       : case_(problem.attention_case()),
         batch_(problem.batch()),
-        args_(problem.args()),
+        args_(problem.host_args()),
         report_(report),
         rank_(case_.geometry.kv_lora_rank),
+        probability_rounding_(
+            probability_rounding(case_.geometry.dtype, report.rounds_probabilities)),
         expected_(static_cast<size_t>(rank_)) {}
 
   int64_t num_rows() const { return args_.out.shape[0] * args_.out.shape[1]; }
@@ -70,7 +73,7 @@ class RowChecker {
     const ReferenceRow reference =
         reference_row(case_.geometry, batch_, case_.sm_scale, case_.causal, args_.q_nope,
                       args_.q_pe, args_.cache, token, head, expected_);
-    const ErrorBound bound = error_bound(case_.geometry, reference);
+    const ErrorBound bound = error_bound(case_.geometry, reference, probability_rounding_);
     const float* out = report_.out.data() + row * rank_;
     for (int64_t c = 0; c < rank_; ++c) {
       const double expected = expected_[static_cast<size_t>(c)];
@@ -106,6 +109,7 @@ class RowChecker {
   RunArgs args_;
   CheckReport& report_;
   int64_t rank_;
+  double probability_rounding_;
   std::vector<double> expected_;
 };
 
@@ -145,21 +149,24 @@ CheckReport check_problem(Problem& problem, const CheckOptions& options) {
   config.executor = options.executor;
   CheckReport report;
   report.scratch_bytes = PagedAttention::scratch_bytes(config);
-  Buffer scratch(report.scratch_bytes);
+  Buffer scratch(report.scratch_bytes, 0, c.device);
   const auto spoil = [&](Poison poison) {
     // Sparse scratch is far larger than what a plan uses; its zeros are as good as garbage.
     if (scratch.is_sparse()) return;
     fill_poison(poison, DType::kFloat32, scratch.data(), static_cast<int64_t>(scratch.size() / 4));
+    scratch.upload();
   };
-  config.scratch = {scratch.data(), scratch.size()};
+  config.scratch = {scratch.device_data(), scratch.size()};
   PagedAttention attention(config);
   report.kernel = attention.kernel();
+  report.rounds_probabilities =
+      supports(c.geometry, c.device, config.strides, report.kernel).rounds_probabilities;
   attention.plan(problem.batch(), Problem::options_of(c));
   report.plan = attention.info();
   for (int run = 0; run < options.num_runs; ++run) {
     problem.spoil_outputs();
     spoil(run == 0 ? Poison::kNan : Poison::kInf);
-    attention.run(problem.args());
+    problem.run(attention);
     std::vector<float> out = problem.packed_out();
     std::vector<float> lse = problem.packed_lse();
     if (run == 0) {
@@ -172,6 +179,7 @@ CheckReport check_problem(Problem& problem, const CheckOptions& options) {
   if (const std::string stray = problem.find_stray_write(); !stray.empty()) {
     report.fault = "run wrote to " + stray;
   }
+  scratch.download();
   if (!scratch.guards_intact()) report.fault = "run wrote beside the lent scratch";
   if (report.fault.empty()) check_rows(problem, options.max_rows, report);
   return report;

@@ -23,6 +23,7 @@ struct CheckOptions {
 
 struct CheckReport {
   std::string kernel;
+  bool rounds_probabilities = false;  ///< as in supports()
   PlanInfo plan;
   size_t scratch_bytes = 0;
   int64_t checked_rows = 0;

@@ -29,6 +29,11 @@ ErrorBound error_bound(const Geometry& geometry, const ReferenceRow& row,
           .lse = lse + two_ulps};
 }
 
+double probability_rounding(DType dtype, bool rounds_probabilities) {
+  if (!rounds_probabilities) return 0;
+  return std::ldexp(1.0, dtype == DType::kBFloat16 ? -8 : -11);
+}
+
 double value_bound(const ErrorBound& bound, DType dtype, double expected) {
   const double largest = std::abs(expected) + bound.arithmetic;
   if (dtype == DType::kBFloat16) return bound.arithmetic + ulp(largest, 8, kFloatMinExponent) / 2;

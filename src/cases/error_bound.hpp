@@ -26,6 +26,9 @@ struct ErrorBound {
 ErrorBound error_bound(const Geometry& geometry, const ReferenceRow& row,
                        double probability_rounding = 0);
 
+/// What rounding probabilities to a kernel's dtype adds: half an ulp below 1 in 16 bits, else 0.
+double probability_rounding(DType dtype, bool rounds_probabilities);
+
 /// The bound of one output value: the arithmetic and half a unit in the last place, of the output's
 /// dtype, at the largest value that the arithmetic may give. bf16 has 8 significant bits, so this
 /// is at most 2^-8 of the value (fp16 11 bits, 2^-11, and 2^-25 below its normal range); nothing

@@ -7,6 +7,7 @@
 #include <unordered_set>
 
 #include "cases/random.hpp"
+#include "device/runtime.hpp"
 
 namespace mla::cases {
 namespace {
@@ -24,7 +25,7 @@ RowLayout lay_out_rows(int64_t num_tokens, int64_t num_heads, int64_t width, boo
 
 Buffer make_buffer(const AttentionCase& c, int64_t elements, DType dtype) {
   const auto size = static_cast<size_t>(size_of(dtype));
-  return Buffer(static_cast<size_t>(elements) * size, c.layout.misaligned ? size : 0);
+  return Buffer(static_cast<size_t>(elements) * size, c.layout.misaligned ? size : 0, c.device);
 }
 
 void* offset_by(void* data, int64_t elements, DType dtype) {
@@ -109,6 +110,7 @@ void shape_latent(const AttentionCase& c, int64_t position, std::vector<float>& 
 AttentionConfig Problem::config_of(const AttentionCase& c) {
   AttentionConfig config{.geometry = c.geometry,
                          .num_pages = c.pool_size(),
+                         .device = c.device,
                          .limits = {.max_rows = c.num_rows(),
                                     .max_tokens = c.num_tokens(),
                                     .max_listed_pages = c.listed_pages()},
@@ -327,7 +329,59 @@ Batch Problem::batch() const {
   return batch;
 }
 
-RunArgs Problem::args() const { return args_; }
+RunArgs Problem::args() const {
+  RunArgs args = args_;
+  const auto move = [&](auto& view, const Buffer& buffer) {
+    using Pointer = decltype(view.data);
+    view.device = case_.device;
+    if (view.data == nullptr) return;
+    const auto* at = static_cast<const std::byte*>(static_cast<const void*>(view.data));
+    void* moved = buffer.device_data() + (at - buffer.data());
+    view.data = static_cast<Pointer>(moved);
+  };
+  move(args.q_nope, q_nope_);
+  move(args.q_pe, case_.layout.joined_q ? q_nope_ : q_pe_);
+  move(args.cache.ckv, ckv_);
+  move(args.cache.kpe, case_.layout.separate_cache ? kpe_ : ckv_);
+  move(args.out, out_);
+  move(args.lse, lse_);
+  return args;
+}
+
+void Problem::upload() const {
+  for (const Buffer* buffer : {&q_nope_, &q_pe_, &ckv_, &kpe_, &out_, &lse_}) buffer->upload();
+}
+
+void Problem::download(Stream stream) {
+  device::Runtime& runtime = device::runtime_of(case_.device);
+  if (runtime.is_immediate()) return;
+  runtime.synchronize(stream);
+  for (const Buffer* buffer : {&q_nope_, &q_pe_, &ckv_, &kpe_, &out_, &lse_}) buffer->download();
+  const auto download_rows = [](const Buffer& buffer, const Tensor<3>& rows) {
+    if (!buffer.is_sparse()) return;
+    const int64_t size = size_of(rows.dtype);
+    const auto start = static_cast<const std::byte*>(rows.data) - buffer.data();
+    for (int64_t token = 0; token < rows.shape[0]; ++token) {
+      for (int64_t head = 0; head < rows.shape[1]; ++head) {
+        const int64_t at = start + (token * rows.stride[0] + head * rows.stride[1]) * size;
+        buffer.download(static_cast<size_t>(at), static_cast<size_t>(rows.shape[2] * size));
+      }
+    }
+  };
+  download_rows(out_, args_.out);
+  const auto& lse = args_.lse;
+  download_rows(lse_, {lse.data,
+                       {lse.shape[0], lse.shape[1], 1},
+                       {lse.stride[0], lse.stride[1], 1},
+                       {},
+                       DType::kFloat32});
+}
+
+void Problem::run(PagedAttention& attention, Stream stream) {
+  upload();
+  attention.run(args(), stream);
+  download(stream);
+}
 
 void Problem::spoil_outputs() {
   inputs_ = inputs_fingerprint();

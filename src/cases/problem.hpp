@@ -16,9 +16,10 @@ struct LatentRow {
   void* kpe = nullptr;
 };
 
-/// All tensors and index arrays of a case in host memory, with everything around them poisoned.
-/// Values are those of random.hpp: key p of request i and the query at position p of request i are
-/// keyed by (i, p), so that cases which differ only in lengths, pages or memory share their data.
+/// All tensors and index arrays of a case in host memory, and their copies on the case's device,
+/// with everything around them poisoned. Values are those of random.hpp: key p of request i and the
+/// query at position p of request i are keyed by (i, p), so that cases which differ only in
+/// lengths, pages or memory share their data.
 class Problem {
  public:
   /// Allocates what bytes_needed() says. Throws InvalidArgument as check_consistent,
@@ -31,7 +32,16 @@ class Problem {
   static AttentionConfig config_of(const AttentionCase& attention_case);
   static PlanOptions options_of(const AttentionCase& attention_case);
   Batch batch() const;
+  /// The tensors on the device, and in host memory.
   RunArgs args() const;
+  const RunArgs& host_args() const { return args_; }
+
+  /// Copies the host's tensors, outputs included, to the device. Nothing on the CPU.
+  void upload() const;
+  /// Waits for the stream and copies everything back. Nothing on the CPU.
+  void download(Stream stream = {});
+  /// One run between the two.
+  void run(PagedAttention& attention, Stream stream = {});
 
   /// Where key `position` of request `request` is stored.
   LatentRow latent_row(int64_t request, int64_t position) const;

@@ -4,6 +4,7 @@
 #include "core/checks.hpp"
 #include "cpu/impls.hpp"
 #include "cuda/impls.hpp"
+#include "device/runtime.hpp"
 
 namespace mla {
 
@@ -26,6 +27,11 @@ Support supports(const Geometry& geometry, Device device, std::optional<CacheStr
     answer.reason = fault.what + ": expected " + fault.expected + ", got " + fault.got;
     return answer;
   }
+  std::string missing;
+  if (device::find_runtime(device, missing) == nullptr) {
+    answer.reason = to_string(device) + " is not there; there is " + missing;
+    return answer;
+  }
   const KernelQuery query{geometry, strides.value_or(pool_strides(geometry)), device};
   for (const AttentionImpl* impl : attention_impls(device.kind)) {
     if (!kernel.empty() && impl->name != kernel) continue;
@@ -33,6 +39,7 @@ Support supports(const Geometry& geometry, Device device, std::optional<CacheStr
     answer.considered.push_back({std::string(impl->name), refusal == nullptr ? "" : refusal});
     if (refusal != nullptr || answer) continue;
     answer.kernel = impl->name;
+    answer.rounds_probabilities = impl->rounds_probabilities;
     answer.capturable = device.kind == DeviceKind::kRecording || impl->capturable;
     answer.reason = kernel.empty() ? "first of the " + to_string(device) + " kernels that accepts"
                                    : "asked for by name";

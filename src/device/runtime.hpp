@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <functional>
+#include <string>
 
 #include "mla/device.hpp"
 
@@ -73,6 +74,10 @@ class Runtime {
   /// What the device does around attention.
   virtual Operations& operations() = 0;
 };
+
+/// Null, and what there is instead, where the build or the machine has no such device. Allocates
+/// only then.
+Runtime* find_runtime(Device device, std::string& instead);
 
 /// The runtime of a device. Throws InvalidArgument, in the name of `what` and `where`, where the
 /// library has none.

@@ -253,7 +253,7 @@ TEST(ArgumentContract, PlanNamesTheEntryAndThePreviousPlanStays) {
                    .pool_pages = 10});
   const Arrays good;
   attention.plan(good.batch(), {.sm_scale = good.sm_scale});
-  attention.run(problem.args());
+  problem.run(attention);
   const std::vector<float> expected = problem.packed_out();
   const PlanInfo info = attention.info();
   for (const PlanFault& fault : plan_faults()) {
@@ -266,7 +266,7 @@ TEST(ArgumentContract, PlanNamesTheEntryAndThePreviousPlanStays) {
     EXPECT_NE(parts.expected.find(fault.expected), std::string::npos) << parts.expected;
     EXPECT_NE(parts.got.find(fault.got), std::string::npos) << fault.what << " " << parts.got;
     problem.spoil_outputs();
-    attention.run(problem.args());
+    problem.run(attention);
     ASSERT_EQ(problem.packed_out(), expected) << "after " << fault.what;
     EXPECT_EQ(attention.info().num_tiles, info.num_tiles);
     EXPECT_EQ(attention.kv_len_buf().data[0], 8);
@@ -370,7 +370,7 @@ TEST(ArgumentContract, RunNamesTheTensorThatDoesNotMatchThePlan) {
                    .pages = {4, 9, 0},
                    .pool_pages = 10});
   attention.plan(problem.batch(), {.sm_scale = 0.5F});
-  attention.run(problem.args());
+  problem.run(attention);
   for (const RunFault& fault : faults) {
     RunArgs args = problem.args();
     fault.spoil(args);

@@ -86,7 +86,7 @@ TEST(CpuKernelContract, Avx512RunsWhereTheProcessorHasIt) {
 
 // vllm-project/vllm, csrc/cpu/mla_decode.cpp: one long request ran on one core.
 TEST_P(CpuContract, OneRequestIsSharedOutOverTheThreads) {
-  AttentionCase c{.q_lens = {1}, .kv_lens = {4096}, .kernel = GetParam()};
+  AttentionCase c{.q_lens = {1}, .kv_lens = {4096}, .kernel = GetParam(), .device = device()};
   c.geometry.num_heads = 1;  // not enough rows to share by head
   cases::Problem problem(c);
   AttentionConfig config = problem.config();

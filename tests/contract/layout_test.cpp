@@ -104,15 +104,17 @@ TEST_P(LayoutContract, ContiguousCacheNeedsNoTableOfTheCallers) {
                   .causal = true,
                   .page_order = PageOrder::kContiguous,
                   .pool_pages = 2,
-                  .kernel = GetParam()};
+                  .kernel = GetParam(),
+                  .device = device()};
   c.geometry.page_size = kMaxLen;  // request b is page b: [2, 16, 576]
   cases::Problem problem(c);
   const CheckReport expected = cases::check_problem(problem);
   ASSERT_EQ(expected.fault, "");
 
   const int64_t width = c.geometry.latent_width();
-  const auto cache = contiguous_view(static_cast<const void*>(problem.args().cache.ckv.data),
-                                     std::array<int64_t, 3>{2, kMaxLen, width}, DType::kBFloat16);
+  const auto cache =
+      contiguous_view(static_cast<const void*>(problem.args().cache.ckv.data),
+                      std::array<int64_t, 3>{2, kMaxLen, width}, DType::kBFloat16, device());
   RunArgs args = problem.args();
   args.cache = split_contiguous(cache, c.geometry.kv_lora_rank);
   AttentionConfig config = problem.config();
@@ -126,13 +128,15 @@ TEST_P(LayoutContract, ContiguousCacheNeedsNoTableOfTheCallers) {
                   .kv_len = batch.kv_len},
                  cases::Problem::options_of(c));
   problem.spoil_outputs();
+  problem.upload();
   attention.run(args);
+  problem.download();
   EXPECT_EQ(problem.packed_out(), expected.out);
 }
 
 // flashinfer-ai/flashinfer issue 3219: the pool came with another page size than planned.
 TEST_P(LayoutContract, PoolOfAnotherPageSizeIsRefusedWithBothValues) {
-  AttentionCase c{.q_lens = {1}, .kv_lens = {20}, .kernel = GetParam()};
+  AttentionCase c{.q_lens = {1}, .kv_lens = {20}, .kernel = GetParam(), .device = device()};
   c.geometry.page_size = 16;
   cases::Problem problem(c);
   PagedAttention attention(problem.config());

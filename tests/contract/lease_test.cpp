@@ -26,7 +26,7 @@ class Lease {
     ASSERT_EQ(fresh.fault, "") << c.name;
     Problem problem(c);
     attention_.plan(problem.batch(), Problem::options_of(c));
-    attention_.run(problem.args());
+    problem.run(attention_);
     EXPECT_EQ(problem.packed_out(), fresh.out) << c.name;
     EXPECT_EQ(problem.packed_lse(), fresh.lse) << c.name;
     EXPECT_EQ(problem.find_stray_write(), "") << c.name;
@@ -45,7 +45,8 @@ TEST_P(LeaseContract, LaterPlansOfOtherLengthsEqualFreshOnes) {
                   .kv_lens = std::vector<int32_t>(8, 64),
                   .pool_pages = 120,
                   .bucket = Bucket{.num_rows = 8, .num_tokens = 8},
-                  .kernel = GetParam()};
+                  .kernel = GetParam(),
+                  .device = device()};
   c.geometry.num_heads = 2;
   Lease lease(c);
   lease.expect_equals_fresh_object(c);
@@ -90,7 +91,8 @@ TEST_P(LeaseContract, OneTokenAndManyTokenPlansShareABucket) {
                   .causal = true,
                   .pool_pages = 120,
                   .bucket = Bucket{.num_rows = 8, .num_tokens = 64},
-                  .kernel = GetParam()};
+                  .kernel = GetParam(),
+                  .device = device()};
   c.geometry.num_heads = 4;
   Lease lease(c);
   lease.expect_equals_fresh_object(c);
@@ -108,28 +110,27 @@ TEST_P(LeaseContract, IndexBuffersKeepTheirAddressesAndHoldTheBucketsRows) {
                   .kv_lens = {7, 0, 65},
                   .pool_pages = 20,
                   .bucket = Bucket{.num_rows = 4, .num_tokens = 6},
-                  .kernel = GetParam()};
+                  .kernel = GetParam(),
+                  .device = device()};
   c.geometry.num_heads = 1;
   Lease lease(c);
   lease.expect_equals_fresh_object(c);
   const auto qo = lease.attention().qo_indptr_buf();
   const auto len = lease.attention().kv_len_buf();
-  EXPECT_EQ(std::vector<int32_t>(qo.data, qo.data + qo.shape[0]),
-            (std::vector<int32_t>{0, 1, 2, 3, 3}));
-  EXPECT_EQ(std::vector<int32_t>(len.data, len.data + len.shape[0]),
-            (std::vector<int32_t>{7, 0, 65, 0}));
+  EXPECT_EQ(read_back(qo), (std::vector<int32_t>{0, 1, 2, 3, 3}));
+  EXPECT_EQ(read_back(len), (std::vector<int32_t>{7, 0, 65, 0}));
   c.q_lens = {};
   c.kv_lens = {};
   lease.expect_equals_fresh_object(c);
   EXPECT_EQ(lease.attention().qo_indptr_buf().data, qo.data);
   EXPECT_EQ(lease.attention().kv_len_buf().data, len.data);
-  EXPECT_EQ(std::vector<int32_t>(len.data, len.data + len.shape[0]),
-            (std::vector<int32_t>{0, 0, 0, 0}));
+  EXPECT_EQ(read_back(len), (std::vector<int32_t>{0, 0, 0, 0}));
 }
 
 // vllm-project/vllm PR 21691: buckets of several sizes in one workspace.
 TEST_P(LeaseContract, BucketsShareScratchWhenTheyTakeTurns) {
-  AttentionCase c{.pool_pages = 200, .splits = {.forced_count = 3}, .kernel = GetParam()};
+  AttentionCase c{
+      .pool_pages = 200, .splits = {.forced_count = 3}, .kernel = GetParam(), .device = device()};
   c.geometry.num_heads = 2;
   const std::vector<size_t> sizes = {16, 8, 4};
   std::vector<AttentionCase> buckets;
@@ -142,11 +143,11 @@ TEST_P(LeaseContract, BucketsShareScratchWhenTheyTakeTurns) {
     bytes = std::max(bytes, PagedAttention::scratch_bytes(Problem::config_of(c)));
     buckets.push_back(c);
   }
-  cases::Buffer scratch(bytes);
+  cases::Buffer scratch(bytes, 0, device());
   std::vector<PagedAttention> objects;
   for (const AttentionCase& bucket : buckets) {
     AttentionConfig config = Problem::config_of(bucket);
-    config.scratch = {scratch.data(), scratch.size()};
+    config.scratch = {scratch.device_data(), scratch.size()};
     objects.emplace_back(config);
   }
   for (const size_t i : {1, 0, 2, 0, 1}) {
@@ -156,7 +157,7 @@ TEST_P(LeaseContract, BucketsShareScratchWhenTheyTakeTurns) {
     }
     Problem problem(live);
     objects[i].plan(problem.batch(), Problem::options_of(live));
-    objects[i].run(problem.args());
+    problem.run(objects[i]);
     EXPECT_EQ(problem.packed_out(), cases::check_case(live, {.max_rows = 8}).out);
   }
 }

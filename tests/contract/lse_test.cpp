@@ -77,7 +77,8 @@ TEST_P(LseContract, ChunksOfAPrefixMergeIntoOnePass) {
   AttentionCase whole{.q_lens = {2, 2},
                       .kv_lens = {138, 64},
                       .page_order = cases::PageOrder::kContiguous,
-                      .kernel = GetParam()};
+                      .kernel = GetParam(),
+                      .device = device()};
   whole.geometry.page_size = 2;  // chunks begin at pages
   whole.geometry.dtype = whole.geometry.kv_dtype = DType::kFloat32;
   whole.layout.q_pad = 5;
@@ -105,7 +106,7 @@ TEST_P(LseContract, ChunksOfAPrefixMergeIntoOnePass) {
                     .kv_len = chunks[chunk]},
                    {.sm_scale = whole.sm_scale, .causal = false});
     problem.spoil_outputs();
-    attention.run(problem.args());
+    problem.run(attention);
     parts.push_back({problem.packed_out(), problem.packed_lse()});
   }
   const std::array<int64_t, 3> shape = {4, 16, 512};

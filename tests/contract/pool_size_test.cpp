@@ -18,12 +18,16 @@ int64_t touched_pages() {
 // so that the whole pool was copied by every run. Copying the pool of 4 GB here would touch a
 // million pages of memory.
 TEST_P(PoolSizeContract, RunTouchesTheRequestsOwnPagesOnly) {
-  AttentionCase c{.q_lens = {1}, .kv_lens = {64}, .pool_pages = 60000, .kernel = GetParam()};
+  AttentionCase c{.q_lens = {1},
+                  .kv_lens = {64},
+                  .pool_pages = 60000,
+                  .kernel = GetParam(),
+                  .device = device()};
   cases::Problem problem(c);
   PagedAttention attention(problem.config());
   attention.plan(problem.batch(), cases::Problem::options_of(c));
   const int64_t before = touched_pages();
-  attention.run(problem.args());
+  problem.run(attention);
   EXPECT_LT(touched_pages() - before, 2000);
 }
 

@@ -33,6 +33,7 @@ TEST_P(PrecisionContract, FixedSplitsMakeARowIndependentOfTheThreads) {
       .q_lens = {1, 3}, .kv_lens = {777, 90}, .causal = true, .splits = {.fixed_tokens = 128}};
   c.geometry.num_heads = 5;
   c.kernel = GetParam();
+  c.device = device();
   const CheckReport one = cases::check_case(c, {.executor = std::make_shared<Executor>(1)});
   const CheckReport five = cases::check_case(c, {.executor = std::make_shared<Executor>(5)});
   EXPECT_EQ(one.fault + five.fault, "");

@@ -31,7 +31,11 @@ TEST_P(StaleMemoryContract, UnusedSlotsAndPagesNeverMatter) {
 
 // flashinfer-ai/flashinfer PR 942: a NaN of another request in the same tile.
 TEST_P(StaleMemoryContract, NanOfOneRequestNeverReachesAnother) {
-  AttentionCase c{.q_lens = {4, 4}, .kv_lens = {65, 130}, .causal = true, .kernel = GetParam()};
+  AttentionCase c{.q_lens = {4, 4},
+                  .kv_lens = {65, 130},
+                  .causal = true,
+                  .kernel = GetParam(),
+                  .device = device()};
   c.geometry.page_size = 16;
   Problem clean(c);
   const CheckReport expected = cases::check_problem(clean);
@@ -42,7 +46,7 @@ TEST_P(StaleMemoryContract, NanOfOneRequestNeverReachesAnother) {
   fill_poison(Poison::kNan, c.geometry.kv_dtype, row.kpe, c.geometry.qk_rope_head_dim);
   PagedAttention attention(dirty.config());
   attention.plan(dirty.batch(), Problem::options_of(c));
-  attention.run(dirty.args());
+  dirty.run(attention);
   const size_t rows_of_first = size_t{4} * c.geometry.num_heads;
   const std::vector<float> out = dirty.packed_out();
   EXPECT_EQ(std::memcmp(out.data(), expected.out.data(),

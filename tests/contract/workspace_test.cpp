@@ -17,6 +17,7 @@ MLA_CONTRACT_SUITE(WorkspaceContract);
 AttentionConfig bounded_config(const std::string& kernel, SplitPolicy splits) {
   AttentionConfig config{.geometry = AttentionCase{}.geometry,
                          .num_pages = 40,
+                         .device = device_of(kernel),
                          .limits = {.max_rows = 6, .max_tokens = 12, .max_listed_pages = 60},
                          .splits = splits,
                          .kernel = kernel,
@@ -33,8 +34,8 @@ TEST_P(WorkspaceContract, OneByteTooFewIsRefusedWithBothNumbers) {
   AttentionConfig config = bounded_config(GetParam(), {.forced_count = 4});
   const size_t needed = PagedAttention::scratch_bytes(config);
   ASSERT_GT(needed, 0U);
-  Buffer scratch(needed);
-  config.scratch = {scratch.data(), needed - 1};
+  Buffer scratch(needed, 0, device());
+  config.scratch = {scratch.device_data(), needed - 1};
   try {
     PagedAttention attention(config);
     FAIL() << "not refused";
@@ -43,15 +44,15 @@ TEST_P(WorkspaceContract, OneByteTooFewIsRefusedWithBothNumbers) {
     EXPECT_NE(error.parts().expected.find(std::to_string(needed)), std::string::npos);
     EXPECT_EQ(error.parts().got, std::to_string(needed - 1));
   }
-  config.scratch = {scratch.data(), needed};
+  config.scratch = {scratch.device_data(), needed};
   PagedAttention attention(config);
 }
 
 TEST_P(WorkspaceContract, MisalignedScratchIsRefused) {
   AttentionConfig config = bounded_config(GetParam(), {});
   const size_t needed = PagedAttention::scratch_bytes(config);
-  Buffer scratch(needed + 64, 4);
-  config.scratch = {scratch.data(), needed};
+  Buffer scratch(needed + 64, 4, device());
+  config.scratch = {scratch.device_data(), needed};
   EXPECT_THROW(PagedAttention{config}, InvalidArgument);
 }
 
@@ -61,23 +62,26 @@ TEST_P(WorkspaceContract, QueriedSizeServesEveryBatchWithinTheLimits) {
   for (const SplitPolicy splits :
        {SplitPolicy{}, SplitPolicy{.forced_count = 7}, SplitPolicy{.fixed_tokens = 5}}) {
     AttentionConfig config = bounded_config(GetParam(), splits);
-    Buffer scratch(PagedAttention::scratch_bytes(config));
-    config.scratch = {scratch.data(), scratch.size()};
+    Buffer scratch(PagedAttention::scratch_bytes(config), 0, device());
+    config.scratch = {scratch.device_data(), scratch.size()};
     PagedAttention attention(config);
     for (uint64_t seed = 0; seed < 40; ++seed) {
       const uint64_t key = cases::row_key(131, seed, 0);
-      AttentionCase c{
-          .geometry = config.geometry, .causal = seed % 2 == 0, .pool_pages = 40, .seed = seed};
+      AttentionCase c{.geometry = config.geometry,
+                      .causal = seed % 2 == 0,
+                      .pool_pages = 40,
+                      .seed = seed,
+                      .device = device()};
       const auto rows = static_cast<uint32_t>(seed % 7);
       for (uint32_t i = 0; i < rows; ++i) {
         c.q_lens.push_back(static_cast<int32_t>(cases::random_bits(key, 2 * i) % (12 / rows + 1)));
         c.kv_lens.push_back(static_cast<int32_t>(cases::random_bits(key, 2 * i + 1) % 48));
       }
       Problem problem(c);
-      RunArgs args = problem.args();
       attention.plan(problem.batch(), Problem::options_of(c));
       ASSERT_LE(attention.info().partial_bytes, scratch.size());
-      attention.run(args);
+      problem.run(attention);
+      scratch.download();
       ASSERT_TRUE(scratch.guards_intact()) << "seed " << seed;
     }
   }
@@ -88,8 +92,8 @@ TEST_P(WorkspaceContract, FullestBatchesStayWithinTheQueriedSize) {
   for (const SplitPolicy splits :
        {SplitPolicy{}, SplitPolicy{.forced_count = kMaxSplits}, SplitPolicy{.fixed_tokens = 1}}) {
     AttentionConfig config = bounded_config(GetParam(), splits);
-    Buffer scratch(PagedAttention::scratch_bytes(config));
-    config.scratch = {scratch.data(), scratch.size()};
+    Buffer scratch(PagedAttention::scratch_bytes(config), 0, device());
+    config.scratch = {scratch.device_data(), scratch.size()};
     PagedAttention attention(config);
     const std::vector<std::pair<std::vector<int32_t>, std::vector<int32_t>>> batches = {
         {{12}, {312}}, {{2, 2, 2, 2, 2, 2}, {52, 52, 52, 52, 52, 52}}, {{1, 11}, {300, 12}}};
@@ -98,13 +102,15 @@ TEST_P(WorkspaceContract, FullestBatchesStayWithinTheQueriedSize) {
                       .q_lens = q_lens,
                       .kv_lens = kv_lens,
                       .causal = true,
-                      .pool_pages = 40};
+                      .pool_pages = 40,
+                      .device = device()};
       if (c.pages_needed() > 40) {  // requests share pages
         for (int32_t i = 0; i < c.pages_needed(); ++i) c.pages.push_back(i % 40);
       }
       Problem problem(c);
       attention.plan(problem.batch(), Problem::options_of(c));
-      attention.run(problem.args());
+      problem.run(attention);
+      scratch.download();
       ASSERT_TRUE(scratch.guards_intact());
       for (const float value : problem.packed_out()) ASSERT_TRUE(std::isfinite(value));
     }
@@ -117,20 +123,24 @@ TEST_P(WorkspaceContract, ScratchMayBeSharedByObjectsThatTakeTurns) {
   AttentionConfig small = large;
   small.limits.max_tokens = 4;
   Buffer scratch(
-      std::max(PagedAttention::scratch_bytes(large), PagedAttention::scratch_bytes(small)));
-  large.scratch = small.scratch = {scratch.data(), scratch.size()};
+      std::max(PagedAttention::scratch_bytes(large), PagedAttention::scratch_bytes(small)), 0,
+      device());
+  large.scratch = small.scratch = {scratch.device_data(), scratch.size()};
   PagedAttention first(large);
   PagedAttention second(small);
-  AttentionCase c{
-      .geometry = large.geometry, .q_lens = {1, 3}, .kv_lens = {40, 100}, .pool_pages = 40};
+  AttentionCase c{.geometry = large.geometry,
+                  .q_lens = {1, 3},
+                  .kv_lens = {40, 100},
+                  .pool_pages = 40,
+                  .device = device()};
   Problem problem(c);
   first.plan(problem.batch(), Problem::options_of(c));
   second.plan(problem.batch(), Problem::options_of(c));
-  first.run(problem.args());
+  problem.run(first);
   const std::vector<float> expected = problem.packed_out();
   for (PagedAttention* attention : {&second, &first, &second}) {
     problem.spoil_outputs();
-    attention->run(problem.args());
+    problem.run(*attention);
     EXPECT_EQ(problem.packed_out(), expected);
   }
 }
