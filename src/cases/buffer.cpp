@@ -67,8 +67,12 @@ Buffer::Buffer(size_t bytes, size_t offset, Device device) : size_(bytes) {
   runtime_ = &device::runtime_of(device, "device", "Buffer");
   device_block_ = static_cast<std::byte*>(runtime_->allocate(block_bytes_));
   device_data_ = device_block_ + (data_ - first_byte());
-  runtime_->fill(device_block_, 0xff, block_bytes_, {});
-  runtime_->synchronize({});
+  if (is_sparse()) {
+    runtime_->fill(device_block_, 0xff, block_bytes_, {});
+    runtime_->synchronize({});
+  } else {
+    upload();
+  }
 }
 
 Buffer::~Buffer() {

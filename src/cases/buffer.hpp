@@ -15,7 +15,8 @@ namespace mla::cases {
 /// Host memory with guards on both sides, and a copy of it, guards included, on a device; on the
 /// CPU the two are one. Up to 256 MiB it is heap memory with 64 guard bytes on either side; above
 /// it is mapped without being reserved, so that only what is touched takes room, between two pages
-/// that cannot be touched. The device's copy is full of NaN until upload().
+/// that cannot be touched. A sparse buffer's copy on a device is full of NaN
+/// where the host never wrote.
 class Buffer {
  public:
   Buffer() = default;

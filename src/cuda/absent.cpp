@@ -1,4 +1,6 @@
+#include "cuda/card.hpp"
 #include "cuda/impls.hpp"
+#include "device/runtime.hpp"
 #include "device/runtimes.hpp"
 
 // Stands for this folder in a build without CUDA.
@@ -9,6 +11,11 @@ std::span<const AttentionImpl* const> cuda::impls() { return {}; }
 device::Runtime* device::find_cuda_runtime(int32_t, std::string& reason) {
   reason = "cpu: this build of the library has no CUDA";
   return nullptr;
+}
+
+cuda::Card cuda::describe_card(int32_t index) {
+  device::runtime_of({DeviceKind::kCuda, index}, "device", "describe_card");  // throws
+  return {};
 }
 
 }  // namespace mla

@@ -26,11 +26,10 @@ inline Device device_of(const std::string& kernel) {
   return {on_host ? DeviceKind::kCpu : DeviceKind::kCuda, 0};
 }
 
-/// Names of all kernels of this machine's devices, in order of preference. The names of a GPU's
-/// kernels are there only where there is a GPU.
-inline std::vector<std::string> all_kernels() {
+/// Names of the kernels of devices, in order of preference: a GPU's only where there is one.
+inline std::vector<std::string> kernels_of(std::initializer_list<DeviceKind> kinds) {
   std::vector<std::string> names;
-  for (const DeviceKind kind : {DeviceKind::kCpu, DeviceKind::kCuda}) {
+  for (const DeviceKind kind : kinds) {
     for (const KernelVerdict& verdict : supports(AttentionCase{}.geometry, {kind, 0}).considered) {
       names.push_back(verdict.kernel);
     }
@@ -82,9 +81,12 @@ inline std::string kernel_name(const testing::TestParamInfo<std::string>& kernel
   return kernel.param;
 }
 
-#define MLA_CONTRACT_SUITE(suite)                                                      \
-  class suite : public ::mla::contract::KernelTest {};                                 \
-  INSTANTIATE_TEST_SUITE_P(, suite, testing::ValuesIn(::mla::contract::all_kernels()), \
+#define MLA_CONTRACT_SUITE_OF(suite, ...)                                                          \
+  class suite : public ::mla::contract::KernelTest {};                                             \
+  INSTANTIATE_TEST_SUITE_P(, suite, testing::ValuesIn(::mla::contract::kernels_of({__VA_ARGS__})), \
                            ::mla::contract::kernel_name)
+
+#define MLA_CONTRACT_SUITE(suite) \
+  MLA_CONTRACT_SUITE_OF(suite, ::mla::DeviceKind::kCpu, ::mla::DeviceKind::kCuda)
 
 }  // namespace mla::contract

@@ -7,7 +7,7 @@
 namespace mla::contract {
 namespace {
 
-MLA_CONTRACT_SUITE(CpuContract);
+MLA_CONTRACT_SUITE_OF(CpuContract, DeviceKind::kCpu);
 
 // vllm-project/vllm, csrc/cpu/mla_decode.cpp: the value loop ran over the whole block although
 // only some rows of the scratch were filled. (Lent scratch holds NaN, then infinity.)

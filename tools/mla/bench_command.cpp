@@ -11,9 +11,12 @@
 
 #include "cases/check.hpp"
 #include "cpu/machine_limits.hpp"
+#include "mla/bench_device.hpp"
 #include "mla/bench_shapes.hpp"
+#include "mla/bench_spread.hpp"
 #include "mla/clock.hpp"
 #include "mla/command.hpp"
+#include "mla/device_option.hpp"
 #include "mla/machine.hpp"
 #include "mla/number_option.hpp"
 #include "mla/output.hpp"
@@ -29,6 +32,7 @@ constexpr double kSecondsOfAQuickRound = 0.005;
 constexpr int64_t kRowsCheckedOfAShape = 4;
 
 struct BenchOptions {
+  std::string device = "cpu";
   std::string filter;
   std::string kernel;
   std::string note;
@@ -37,24 +41,6 @@ struct BenchOptions {
   bool quick = false;
   JsonTarget json;
 };
-
-/// Middle and spread of what the rounds gave.
-struct Spread {
-  double median = 0;
-  double low = 0;   // first quartile
-  double high = 0;  // third quartile
-};
-
-Spread spread_of(std::vector<double> values) {
-  std::ranges::sort(values);
-  const auto at = [&values](double share) {  // between neighbours, linearly
-    const double place = share * static_cast<double>(values.size() - 1);
-    const auto below = static_cast<size_t>(place);
-    const size_t above = std::min(below + 1, values.size() - 1);
-    return values[below] + (place - static_cast<double>(below)) * (values[above] - values[below]);
-  };
-  return {.median = at(0.5), .low = at(0.25), .high = at(0.75)};
-}
 
 /// One shape on a number of threads: planned once, timed round by round.
 class Contender {
@@ -233,7 +219,6 @@ Json json_of(const BenchOptions& options, const BenchResult& result) {
 }
 
 int run_bench(BenchOptions options) {
-  check_writable(options.json);
   if (options.quick) options.rounds = 1;
   const BenchResult result = measure(options);
   if (!options.json.to_stdout()) fmt::print("{}", table_of(result));
@@ -251,8 +236,11 @@ int run_bench(BenchOptions options) {
 
 void add_bench_command(CLI::App& app, int& status) {
   CLI::App* command =
-      app.add_subcommand("bench", "times the attention against this machine's fp32 rate");
+      app.add_subcommand("bench", "times the attention against this machine's limits");
   const auto options = std::make_shared<BenchOptions>();
+  command->add_option("--device", options->device, "cpu, cuda or cuda:N")
+      ->transform(device_option())
+      ->capture_default_str();
   command->add_option("--filter", options->filter, "only shapes with this in their name or group");
   command->add_option("--rounds", options->rounds, "interleaved rounds")
       ->transform(whole_number(1, 1000))
@@ -265,7 +253,18 @@ void add_bench_command(CLI::App& app, int& status) {
   command->add_option("--note", options->note, "goes into the JSON: a commit, a machine");
   command->add_flag("--quick", options->quick, "one short round: shows that it works");
   add_json_option(*command, options->json);
-  command->callback([options, &status] { status = run_bench(*options); });
+  command->callback([options, &status] {
+    check_writable(options->json);
+    const Device device = parse_device(options->device);
+    status = device.kind == DeviceKind::kCpu
+                 ? run_bench(*options)
+                 : run_device_bench({.device = device,
+                                     .filter = options->filter,
+                                     .kernel = options->kernel,
+                                     .note = options->note,
+                                     .rounds = options->quick ? 1 : options->rounds,
+                                     .json = options->json});
+  });
 }
 
 }  // namespace mla::cli

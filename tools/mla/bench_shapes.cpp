@@ -39,14 +39,16 @@ BenchShape equal_shape(std::string group, const Dims& dims, size_t batch, int32_
 }
 
 // Lengths as uneven as a server's, with the generator and seed of the anchors' rows.
-BenchShape log_normal_shape(const Dims& dims, size_t batch, int32_t kv_scale) {
+BenchShape log_normal_shape(const Dims& dims, size_t batch, int32_t kv_scale,
+                            std::string group = "batch") {
   std::mt19937 generator(1);  // NOLINT(cert-msc51-cpp): the same lengths every time
   std::normal_distribution<double> normal(0, 1.2);
   std::vector<int32_t> kv_lens(batch);
   for (int32_t& kv_len : kv_lens) {
     kv_len = std::max(1, static_cast<int32_t>(kv_scale * 0.25 * std::exp(normal(generator))));
   }
-  return shape_of("batch", dims, std::move(kv_lens), fmt::format("log-normal {}", kv_scale));
+  return shape_of(std::move(group), dims, std::move(kv_lens),
+                  fmt::format("log-normal {}", kv_scale));
 }
 
 }  // namespace
@@ -97,6 +99,53 @@ std::vector<BenchShape> bench_shapes() {
   shapes.push_back(equal_shape("batch", {.heads = 128}, 8, 1024));
   shapes.push_back(log_normal_shape({.heads = 16}, 32, 2048));
   shapes.push_back(log_normal_shape({.heads = 128}, 32, 1024));
+  return shapes;
+}
+
+std::vector<BenchShape> gpu_bench_shapes() {
+  std::vector<BenchShape> shapes;
+  for (const int32_t heads : {16, 64, 128}) {
+    for (const size_t batch : {1, 8, 32, 128}) {
+      for (const int32_t kv_len : {1024, 4096, 16384, 65536}) {
+        if (batch == 128 && kv_len == 65536) continue;
+        shapes.push_back(equal_shape("grid", {.heads = heads}, batch, kv_len));
+      }
+    }
+  }
+  for (const int32_t heads : {16, 128}) {
+    for (const size_t batch : {8, 64}) {
+      for (const int32_t queries : {2, 4}) {
+        shapes.push_back(equal_shape("grid", {.heads = heads, .queries = queries}, batch, 4096));
+      }
+    }
+  }
+  for (const int32_t heads : {16, 128}) {
+    for (const size_t batch : {32, 128}) {
+      shapes.push_back(log_normal_shape({.heads = heads}, batch, 8192, "grid"));
+    }
+  }
+  for (const int32_t heads : {1, 8, 12, 20, 32, 96}) {
+    shapes.push_back(equal_shape("heads", {.heads = heads}, 32, 16384));
+  }
+  for (const int32_t page_size : {1, 16, 32, 128}) {
+    for (const int32_t heads : {16, 128}) {
+      BenchShape shape = equal_shape("pages", {.heads = heads}, 32, 4096);
+      shape.attention_case.geometry.page_size = page_size;
+      shape.attention_case.name += fmt::format(" page {}", page_size);
+      shapes.push_back(shape);
+    }
+  }
+  const std::pair<int32_t, int32_t> latents[] = {{512, 0},  {256, 64}, {192, 64},
+                                                 {128, 32}, {64, 16},  {500, 60}};
+  for (const auto& [rank, rope] : latents) {
+    shapes.push_back(equal_shape("latent", {.rank = rank, .rope = rope}, 32, 16384));
+  }
+  BenchShape fp32 = equal_shape("dtype", {}, 8, 16384);
+  fp32.attention_case.geometry.dtype = fp32.attention_case.geometry.kv_dtype = DType::kFloat32;
+  fp32.attention_case.name += " fp32";
+  shapes.push_back(fp32);
+  shapes.push_back(equal_shape("prefill", {.heads = 128, .queries = 1024}, 4, 8192));
+  shapes.push_back(equal_shape("prefill", {.heads = 16, .queries = 1024}, 4, 8192));
   return shapes;
 }
 

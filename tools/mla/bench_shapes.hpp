@@ -22,4 +22,9 @@ struct BenchShape {
 /// request has several queries.
 std::vector<BenchShape> bench_shapes();
 
+/// What its speed on a GPU is judged by: decode at 16, 64 and 128 heads over batches and lengths up
+/// to two million cached tokens, several queries, uneven lengths; then head counts, page sizes and
+/// latent shapes beside them.
+std::vector<BenchShape> gpu_bench_shapes();
+
 }  // namespace mla::cli

@@ -11,6 +11,7 @@
 #include "cases/case_json.hpp"
 #include "cases/check.hpp"
 #include "mla/command.hpp"
+#include "mla/device_option.hpp"
 #include "mla/error.hpp"
 #include "mla/number_option.hpp"
 #include "mla/output.hpp"
@@ -20,6 +21,7 @@ namespace mla::cli {
 namespace {
 
 struct CaseOptions {
+  std::string device = "cpu";
   std::string file;
   int64_t max_rows = 4096;
   int threads = 0;
@@ -92,6 +94,7 @@ int run_case(const CaseOptions& options) {
   } catch (const InvalidArgument& error) {
     throw UsageError(fmt::format("{}: {}", options.file, error.what()));
   }
+  c.device = parse_device(options.device);
   cases::CheckReport report;
   try {
     report = cases::check_case(
@@ -112,6 +115,9 @@ void add_case_command(CLI::App& app, int& status) {
   const auto options = std::make_shared<CaseOptions>();
   command->add_option("FILE", options->file, "the case, as docs/case_format.md describes it")
       ->required();
+  command->add_option("--device", options->device, "cpu, cuda or cuda:N")
+      ->transform(device_option())
+      ->capture_default_str();
   command->add_option("--rows", options->max_rows, "output rows to compare at most")
       ->transform(whole_number(1, INT64_MAX))
       ->capture_default_str();

@@ -77,46 +77,109 @@ struct Tile {
     return (tile.kv_end - tile.kv_begin + params.shape.block_keys - 1) / params.shape.block_keys;
   }
 
-  // One row of memory [ckv | kpe] to a row of shared memory; zeros where it is not valid.
-  __device__ void load_row(std::byte* rows, int row, const T* ckv, const T* kpe, bool wide,
-                           bool valid) const {
+  // Where a row of [ckv | kpe] lies in two tensors, in elements; zeros stand for a row that is not
+  // valid.
+  struct Source {
+    int64_t ckv_at = 0;
+    int64_t kpe_at = 0;
+    bool valid = false;
+  };
+
+  // Copies rows first .. first + count - 1 of shared memory, of which each warp takes an equal
+  // part. `find(row)` gives a row's source; lanes do so for one row each, so that the page table's
+  // latency is paid once.
+  template <class Find>
+  __device__ void load_rows(std::byte* rows, int count, const void* ckv, const void* kpe, bool wide,
+                            const Find& find) const {
+    const int rows_per_warp = count / kWarps;
+    const int first = warp * rows_per_warp;
+    Source mine;
+    if (lane < rows_per_warp) mine = find(first + lane);
+    if (wide) {
+      copy_rows(rows, first, rows_per_warp, static_cast<const T*>(ckv), static_cast<const T*>(kpe),
+                mine);
+    } else {
+      copy_elements(rows, first, rows_per_warp, static_cast<const T*>(ckv),
+                    static_cast<const T*>(kpe), mine);
+    }
+  }
+
+  __device__ static Source source_of(const Source& mine, int lane) {
+    return {__shfl_sync(kAllLanes, mine.ckv_at, lane), __shfl_sync(kAllLanes, mine.kpe_at, lane),
+            __shfl_sync(kAllLanes, static_cast<int>(mine.valid), lane) != 0};
+  }
+
+  // In units of 16 bytes: 8, 16 or 32 lanes a row.
+  __device__ void copy_rows(std::byte* rows, int first, int count, const T* ckv, const T* kpe,
+                            const Source& mine) const {
+    constexpr int kMostPasses = 3;  // 768 columns
+    const TileShape& shape = params.shape;
+    const int rank_chunks = geometry().kv_lora_rank / kChunk;
+    const int chunks = rank_chunks + geometry().qk_rope_head_dim / kChunk;
+    const int pad_chunks = shape.rope_column / kChunk - rank_chunks;
+    const int lanes = chunks <= 8 ? 8 : chunks <= 16 ? 16 : kWarp;  // of a row
+    const int rows_at_once = kWarp / lanes;
+    for (int row = 0; row < count; row += rows_at_once) {
+      const int of_pass = row + lane / lanes;
+      const Source source = source_of(mine, min(of_pass, count - 1));
+      if (of_pass >= count) continue;
+      const T* const ckv_row = ckv + source.ckv_at;
+      const T* const kpe_row = kpe + source.kpe_at - rank_chunks * kChunk;
+      const int to_row = first + of_pass;
+      const uint32_t to = smem_address(rows + to_row * shape.row_bytes);
+      const int swizzle = to_row & shape.row_mask;
+#pragma unroll
+      for (int pass = 0; pass < kMostPasses; ++pass) {
+        const int c = lane % lanes + pass * lanes;
+        if (c >= chunks) continue;
+        const bool is_rope = c >= rank_chunks;
+        const int to_chunk = is_rope ? c + pad_chunks : c;
+        const T* const from = (is_rope ? kpe_row : ckv_row) + c * kChunk;
+        copy_async(to + ((to_chunk ^ swizzle) * 16), source.valid ? from : ckv, source.valid);
+      }
+    }
+  }
+
+  __device__ void copy_elements(std::byte* rows, int first, int count, const T* ckv, const T* kpe,
+                                const Source& mine) const {
+    constexpr int kAtOnce = 6;  // loads under way
     const TileShape& shape = params.shape;
     const int rank = geometry().kv_lora_rank;
-    const int rope = geometry().qk_rope_head_dim;
-    if (wide) {
-      const int rank_chunks = rank / kChunk;
-      const int chunks = rank_chunks + rope / kChunk;
-      for (int c = lane; c < chunks; c += kWarp) {
-        const bool is_rope = c >= rank_chunks;
-        const int to = is_rope ? c - rank_chunks + shape.rope_column / kChunk : c;
-        const T* from = is_rope ? kpe + (c - rank_chunks) * kChunk : ckv + c * kChunk;
-        copy_async(smem_address(chunk_at(rows, row, to, shape.row_bytes, shape.row_mask)),
-                   valid ? from : tensors().ckv, valid);
+    const int width = rank + geometry().qk_rope_head_dim;
+    for (int row = 0; row < count; ++row) {
+      const Source source = source_of(mine, row);
+      const T* const ckv_row = ckv + source.ckv_at;
+      const T* const kpe_row = kpe + source.kpe_at - rank;
+      for (int begin = lane; begin < width; begin += kAtOnce * kWarp) {
+        T values[kAtOnce];
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          const int c = begin + i * kWarp;
+          values[i] = from_float<T>(0);
+          if (source.valid && c < width) values[i] = (c < rank ? ckv_row : kpe_row)[c];
+        }
+#pragma unroll
+        for (int i = 0; i < kAtOnce; ++i) {
+          const int c = begin + i * kWarp;
+          if (c >= width) continue;
+          const int to = c < rank ? c : c - rank + shape.rope_column;
+          reinterpret_cast<T*>(chunk_at(rows, first + row, to / kChunk, shape.row_bytes,
+                                        shape.row_mask))[to % kChunk] = values[i];
+        }
       }
-      return;
-    }
-    for (int c = lane; c < rank + rope; c += kWarp) {
-      const int to = c < rank ? c : c - rank + shape.rope_column;
-      T value = from_float<T>(0);
-      if (valid) value = c < rank ? ckv[c] : kpe[c - rank];
-      reinterpret_cast<T*>(
-          chunk_at(rows, row, to / kChunk, shape.row_bytes, shape.row_mask))[to % kChunk] = value;
     }
   }
 
   __device__ void load_queries(int num_row_tiles) const {
     const AttentionParams& t = tensors();
-    for (int row = warp; row < num_row_tiles * kRowTile; row += kWarps) {
-      const bool valid = row < tile.num_rows;
-      const RowPlace at =
-          place_of(plan, geometry().num_heads, tile.request, tile.row_begin + (valid ? row : 0));
-      load_row(shared.queries, row,
-               static_cast<const T*>(t.q_nope) + at.token * t.q_nope_token_stride +
-                   at.head * t.q_nope_head_stride,
-               static_cast<const T*>(t.q_pe) + at.token * t.q_pe_token_stride +
-                   at.head * t.q_pe_head_stride,
-               params.wide_queries, valid);
-    }
+    load_rows(shared.queries, num_row_tiles * kRowTile, t.q_nope, t.q_pe, params.wide_queries,
+              [&](int row) -> Source {
+                if (row >= tile.num_rows) return {};
+                const RowPlace at =
+                    place_of(plan, geometry().num_heads, tile.request, tile.row_begin + row);
+                return {at.token * t.q_nope_token_stride + at.head * t.q_nope_head_stride,
+                        at.token * t.q_pe_token_stride + at.head * t.q_pe_head_stride, true};
+              });
   }
 
   __device__ std::byte* stage(int block) const {
@@ -126,20 +189,15 @@ struct Tile {
 
   __device__ void load_keys(int block) const {
     const AttentionParams& t = tensors();
-    const int32_t* pages = plan.kv_indices + plan.kv_indptr[tile.request];
     const int first = tile.kv_begin + block * params.shape.block_keys;
-    std::byte* const rows = stage(block);
-#pragma unroll 4
-    for (int row = warp; row < params.shape.block_keys; row += kWarps) {
-      const bool valid = first + row < tile.kv_end;
-      KeyPlace at{0, 0};
-      if (valid) at = place_of_key(pages, first + row, geometry().page_size);
-      load_row(
-          rows, row,
-          static_cast<const T*>(t.ckv) + at.page * t.cache.ckv_page + at.slot * t.cache.ckv_row,
-          static_cast<const T*>(t.kpe) + at.page * t.cache.kpe_page + at.slot * t.cache.kpe_row,
-          params.wide_cache, valid);
-    }
+    load_rows(stage(block), params.shape.block_keys, t.ckv, t.kpe, params.wide_cache,
+              [&](int row) -> Source {
+                if (first + row >= tile.kv_end) return {};
+                const KeyPlace at = place_of_key(plan.kv_indices + plan.kv_indptr[tile.request],
+                                                 first + row, geometry().page_size);
+                return {at.page * t.cache.ckv_page + at.slot * t.cache.ckv_row,
+                        at.page * t.cache.kpe_page + at.slot * t.cache.kpe_row, true};
+              });
   }
 };
 
@@ -171,22 +229,34 @@ __device__ void score_block(const Tile<T>& t, const std::byte* rows, const Score
   }
   const int query_row = share.row_tile * kRowTile + t.lane % 16;
   const int key_row = share.first_key + t.lane % 8;
+  const int chunks = shape.width / kChunk;
+  // Tensor cores cut off low bits of every sum: sums of 128 columns are added up outside of them.
+  constexpr int kChunksOfASum = 16;
+  for (int begin = 0; begin < chunks; begin += kChunksOfASum) {
+    float sums[kKeyTiles][4] = {};
+    const int end = min(begin + kChunksOfASum, chunks);
 #pragma unroll 2
-  for (int chunk = 0; chunk < shape.width / kChunk; chunk += 4) {  // 32 columns
-    uint32_t a0[4];
-    uint32_t a1[4];
-    load_matrices(a0, smem_address(chunk_at(t.shared.queries, query_row, chunk + t.lane / 16,
-                                            shape.row_bytes, shape.row_mask)));
-    load_matrices(a1, smem_address(chunk_at(t.shared.queries, query_row, chunk + 2 + t.lane / 16,
-                                            shape.row_bytes, shape.row_mask)));
+    for (int chunk = begin; chunk < end; chunk += 4) {  // 32 columns
+      uint32_t a0[4];
+      uint32_t a1[4];
+      load_matrices(a0, smem_address(chunk_at(t.shared.queries, query_row, chunk + t.lane / 16,
+                                              shape.row_bytes, shape.row_mask)));
+      load_matrices(a1, smem_address(chunk_at(t.shared.queries, query_row, chunk + 2 + t.lane / 16,
+                                              shape.row_bytes, shape.row_mask)));
+#pragma unroll
+      for (int i = 0; i < kKeyTiles; ++i) {
+        if (i >= share.num_key_tiles) break;
+        uint32_t b[4];
+        load_matrices(b, smem_address(chunk_at(keys, key_row + i * 8, chunk + t.lane / 8,
+                                               shape.row_bytes, shape.row_mask)));
+        multiply_add<T>(sums[i], a0, b[0], b[1]);
+        multiply_add<T>(sums[i], a1, b[2], b[3]);
+      }
+    }
 #pragma unroll
     for (int i = 0; i < kKeyTiles; ++i) {
-      if (i >= share.num_key_tiles) break;
-      uint32_t b[4];
-      load_matrices(b, smem_address(chunk_at(keys, key_row + i * 8, chunk + t.lane / 8,
-                                             shape.row_bytes, shape.row_mask)));
-      multiply_add<T>(scores[i], a0, b[0], b[1]);
-      multiply_add<T>(scores[i], a1, b[2], b[3]);
+#pragma unroll
+      for (int v = 0; v < 4; ++v) scores[i][v] += sums[i][v];
     }
   }
 }
@@ -464,7 +534,7 @@ __device__ void attend(const Tile<T>& t) {
 }
 
 template <class T, int kColumnTiles>
-__global__ void __launch_bounds__(kThreads, kColumnTiles == 8 ? 1 : 2)
+__global__ void __launch_bounds__(kThreads, kColumnTiles == 2 ? 2 : 1)
     attention_kernel(const __grid_constant__ Params params) {
   extern __shared__ __align__(128) std::byte memory[];
   const Shared<T> shared(memory, params.shape);
@@ -489,7 +559,7 @@ using Kernel = void (*)(Params);
 
 template <class T>
 Kernel kernel_of_rank(int32_t rank) {
-  if (rank <= 128) return &attention_kernel<T, 2>;
+  if (rank <= kMaxRankOfTwoBlocks) return &attention_kernel<T, 2>;
   if (rank <= 256) return &attention_kernel<T, 4>;
   return &attention_kernel<T, 8>;
 }

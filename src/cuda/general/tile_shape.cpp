@@ -47,8 +47,8 @@ TileShape lay_out(const Geometry& geometry, const Candidate& candidate) {
 
 TileShape choose_tile_shape(const Geometry& geometry, int32_t smem_bytes) {
   for (const Candidate& candidate : kCandidates) {
-    // With more than 256 columns of output a block needs all registers.
-    if (candidate.blocks_per_sm > 1 && geometry.kv_lora_rank > 256) continue;
+    // With more columns of output a block needs all registers.
+    if (candidate.blocks_per_sm > 1 && geometry.kv_lora_rank > kMaxRankOfTwoBlocks) continue;
     const TileShape shape = lay_out(geometry, candidate);
     const size_t limit =
         candidate.blocks_per_sm == 1

@@ -29,6 +29,7 @@ struct TileShape {
 
 inline constexpr int32_t kMaxTileRows = 64;
 inline constexpr int32_t kMaxRank = 512;
+inline constexpr int32_t kMaxRankOfTwoBlocks = 128;  // two blocks on a multiprocessor
 
 /// The largest that fits; tile_rows is 0 where none does. smem_bytes: what a block may have.
 TileShape choose_tile_shape(const Geometry& geometry, int32_t smem_bytes);

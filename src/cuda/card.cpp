@@ -1,0 +1,34 @@
+#include "cuda/card.hpp"
+
+#include <cuda_runtime_api.h>
+
+#include "cuda/error.hpp"
+#include "device/runtime.hpp"
+
+namespace mla::cuda {
+namespace {
+
+std::string version_text(int version) {
+  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
+}
+
+}  // namespace
+
+Card describe_card(int32_t index) {
+  device::runtime_of({DeviceKind::kCuda, index}, "device", "describe_card");
+  cudaDeviceProp properties{};
+  int driver = 0;
+  int runtime = 0;
+  MLA_CUDA_CHECK(cudaGetDeviceProperties(&properties, index));
+  MLA_CUDA_CHECK(cudaDriverGetVersion(&driver));
+  MLA_CUDA_CHECK(cudaRuntimeGetVersion(&runtime));
+  return {.name = properties.name,
+          .driver_version = version_text(driver),
+          .runtime_version = version_text(runtime),
+          .compute_capability = properties.major * 10 + properties.minor,
+          .num_sms = properties.multiProcessorCount,
+          .memory_bytes = static_cast<int64_t>(properties.totalGlobalMem),
+          .l2_bytes = properties.l2CacheSize};
+}
+
+}  // namespace mla::cuda

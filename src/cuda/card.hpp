@@ -1,0 +1,22 @@
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace mla::cuda {
+
+/// What `mla doctor` and results say of a GPU.
+struct Card {
+  std::string name;
+  std::string driver_version;   ///< the newest CUDA that the driver serves, "13.0"
+  std::string runtime_version;  ///< of the CUDA runtime inside the library
+  int32_t compute_capability = 0;
+  int32_t num_sms = 0;
+  int64_t memory_bytes = 0;
+  int64_t l2_bytes = 0;
+};
+
+/// Of device `index`. Throws InvalidArgument where there is none.
+Card describe_card(int32_t index);
+
+}  // namespace mla::cuda

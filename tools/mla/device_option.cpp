@@ -1,0 +1,33 @@
+#include "mla/device_option.hpp"
+
+#include <charconv>
+#include <optional>
+
+namespace mla::cli {
+namespace {
+
+std::optional<Device> find_device(const std::string& text) {
+  if (text == "cpu") return Device{};
+  if (text == "cuda") return Device{DeviceKind::kCuda, 0};
+  constexpr std::string_view kPrefix = "cuda:";
+  if (!text.starts_with(kPrefix)) return std::nullopt;
+  Device device{DeviceKind::kCuda, 0};
+  const char* const end = text.data() + text.size();
+  const auto [stop, error] = std::from_chars(text.data() + kPrefix.size(), end, device.index);
+  if (error != std::errc{} || stop != end || device.index < 0) return std::nullopt;
+  return device;
+}
+
+}  // namespace
+
+CLI::Validator device_option() {
+  return CLI::Validator(
+      [](std::string& text) {
+        return find_device(text) ? std::string() : "expected cpu, cuda or cuda:N, got " + text;
+      },
+      "DEVICE");
+}
+
+Device parse_device(const std::string& text) { return find_device(text).value_or(Device{}); }
+
+}  // namespace mla::cli
