@@ -25,8 +25,6 @@ constexpr int kWarp = 32;
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarp;
 constexpr int kRowTile = 16;  // rows of one mma
-constexpr int kRowTiles = kMaxTileRows / kRowTile;
-constexpr int kKeyTiles = 4;  // at most, of 8 keys, of one warp
 constexpr int kChunk = 8;     // elements of 16 bytes
 constexpr uint32_t kAllLanes = 0xffffffff;
 
@@ -52,15 +50,13 @@ struct Shared {
       : queries(memory),
         keys(queries + shape.tile_rows * shape.row_bytes),
         weights(keys + shape.num_stages * shape.block_keys * shape.row_bytes),
-        maxima(reinterpret_cast<float*>(weights + shape.tile_rows * shape.weight_row_bytes)),
+        maxima(reinterpret_cast<float*>(weights + shape.tile_rows * kWeightRowBytes)),
         factors(maxima + kWarps * kMaxTileRows),
         largest(factors + kMaxTileRows) {}
 };
 
-__device__ inline std::byte* chunk_at(std::byte* rows, int row, int chunk, int row_bytes,
-                                      int mask) {
-  return rows + row * row_bytes + ((chunk ^ (row & mask)) * 16);
-}
+/// Bytes from the start of row `row` to its 16-byte chunk `chunk`.
+__device__ inline int chunk_offset(int row, int chunk) { return (chunk ^ (row % 8)) * 16; }
 
 template <class T>
 struct Tile {
@@ -73,16 +69,12 @@ struct Tile {
 
   __device__ const AttentionParams& tensors() const { return params.launch.tensors; }
   __device__ const Geometry& geometry() const { return tensors().geometry; }
-  __device__ int num_blocks() const {
-    return (tile.kv_end - tile.kv_begin + params.shape.block_keys - 1) / params.shape.block_keys;
-  }
-
   // Where a row of [ckv | kpe] lies in two tensors, in elements; zeros stand for a row that is not
   // valid.
   struct Source {
     int64_t ckv_at = 0;
     int64_t kpe_at = 0;
-    bool valid = false;
+    bool valid = false;  // else it points at the tensor's start, and is not read
   };
 
   // Copies rows first .. first + count - 1 of shared memory, of which each warp takes an equal
@@ -112,30 +104,38 @@ struct Tile {
   // In units of 16 bytes: 8, 16 or 32 lanes a row.
   __device__ void copy_rows(std::byte* rows, int first, int count, const T* ckv, const T* kpe,
                             const Source& mine) const {
-    constexpr int kMostPasses = 3;  // 768 columns
+    constexpr int kPasses = 3;  // 768 columns
     const TileShape& shape = params.shape;
     const int rank_chunks = geometry().kv_lora_rank / kChunk;
     const int chunks = rank_chunks + geometry().qk_rope_head_dim / kChunk;
-    const int pad_chunks = shape.rope_column / kChunk - rank_chunks;
-    const int lanes = chunks <= 8 ? 8 : chunks <= 16 ? 16 : kWarp;  // of a row
-    const int rows_at_once = kWarp / lanes;
-    for (int row = 0; row < count; row += rows_at_once) {
-      const int of_pass = row + lane / lanes;
-      const Source source = source_of(mine, min(of_pass, count - 1));
-      if (of_pass >= count) continue;
-      const T* const ckv_row = ckv + source.ckv_at;
-      const T* const kpe_row = kpe + source.kpe_at - rank_chunks * kChunk;
-      const int to_row = first + of_pass;
-      const uint32_t to = smem_address(rows + to_row * shape.row_bytes);
-      const int swizzle = to_row & shape.row_mask;
+    const int lane_bits = chunks <= 8 ? 3 : chunks <= 16 ? 4 : 5;
+    const int lanes = 1 << lane_bits;  // of a row
+    const int row_of_lane = lane >> lane_bits;
+    bool is_used[kPasses];
+    bool is_rope[kPasses];
+    int to_chunk[kPasses];
+    int from_column[kPasses];
 #pragma unroll
-      for (int pass = 0; pass < kMostPasses; ++pass) {
-        const int c = lane % lanes + pass * lanes;
-        if (c >= chunks) continue;
-        const bool is_rope = c >= rank_chunks;
-        const int to_chunk = is_rope ? c + pad_chunks : c;
-        const T* const from = (is_rope ? kpe_row : ckv_row) + c * kChunk;
-        copy_async(to + ((to_chunk ^ swizzle) * 16), source.valid ? from : ckv, source.valid);
+    for (int pass = 0; pass < kPasses; ++pass) {
+      const int c = (lane & (lanes - 1)) + pass * lanes;
+      is_used[pass] = c < chunks;
+      is_rope[pass] = c >= rank_chunks;
+      to_chunk[pass] = is_rope[pass] ? c - rank_chunks + shape.rope_column / kChunk : c;
+      from_column[pass] = (is_rope[pass] ? c - rank_chunks : c) * kChunk;
+    }
+#pragma unroll 1
+    for (int row = row_of_lane; row - row_of_lane < count; row += kWarp >> lane_bits) {
+      const Source source = source_of(mine, min(row, count - 1));
+      const bool in_range = row < count;
+      const int to_row = first + row;
+      const uint32_t to = smem_address(rows + to_row * shape.row_bytes);
+      const T* const ckv_row = ckv + source.ckv_at;
+      const T* const kpe_row = kpe + source.kpe_at;
+#pragma unroll
+      for (int pass = 0; pass < kPasses; ++pass) {
+        if (!is_used[pass] || !in_range) continue;
+        const T* const from = (is_rope[pass] ? kpe_row : ckv_row) + from_column[pass];
+        copy_async(to + chunk_offset(to_row, to_chunk[pass]), from, source.valid);
       }
     }
   }
@@ -163,8 +163,8 @@ struct Tile {
           const int c = begin + i * kWarp;
           if (c >= width) continue;
           const int to = c < rank ? c : c - rank + shape.rope_column;
-          reinterpret_cast<T*>(chunk_at(rows, first + row, to / kChunk, shape.row_bytes,
-                                        shape.row_mask))[to % kChunk] = values[i];
+          reinterpret_cast<T*>(rows + (first + row) * shape.row_bytes +
+                               chunk_offset(first + row, to / kChunk))[to % kChunk] = values[i];
         }
       }
     }
@@ -201,73 +201,83 @@ struct Tile {
   }
 };
 
-/// How the warps share out the scores of a block: rows in m groups, keys in n groups.
+/// How the warps share out the scores of a block: row tiles of 16, and runs of keys.
+template <int kRowTiles, int kBlockKeys>
 struct ScoreShare {
-  int row_tile = 0;  // of this warp
-  int first_key = 0, num_key_tiles = 0;
-  int group = 0, num_groups = 0;  // of keys
+  static constexpr int kKeyTiles = kBlockKeys * kRowTiles / kWarps / 8 > 0
+                                       ? kBlockKeys* kRowTiles / kWarps / 8
+                                       : 1;  // of 8 keys
+  static constexpr int kGroups = kBlockKeys / (8 * kKeyTiles);
 
-  __device__ ScoreShare(int num_row_tiles, int block_keys, int warp) {
-    const int row_groups = num_row_tiles <= 2 ? num_row_tiles : 4;
-    const int keys = max(8, block_keys * row_groups / kWarps);
-    row_tile = warp % row_groups;
-    group = warp / row_groups;
-    num_groups = block_keys / keys;
-    first_key = group * keys;
-    num_key_tiles = group < num_groups && row_tile < num_row_tiles ? keys / 8 : 0;
-  }
+  int row_tile, group, first_key;
+  bool is_idle;  // where there are fewer runs than warps
+
+  __device__ explicit ScoreShare(int warp)
+      : row_tile(warp % kRowTiles),
+        group(warp / kRowTiles),
+        first_key(group * 8 * kKeyTiles),
+        is_idle(group >= kGroups) {}
 };
 
-template <class T>
-__device__ void score_block(const Tile<T>& t, const std::byte* rows, const ScoreShare& share,
+template <class T, int kKeyTiles>
+__device__ void score_block(const Tile<T>& t, const std::byte* keys, int row_tile, int first_key,
                             float (&scores)[kKeyTiles][4]) {
+  constexpr int kGroupBytes = kGroupColumns * 2;
   const TileShape& shape = t.params.shape;
-  auto* const keys = const_cast<std::byte*>(rows);
 #pragma unroll
   for (auto& tile : scores) {
     for (float& score : tile) score = 0;
   }
-  const int query_row = share.row_tile * kRowTile + t.lane % 16;
-  const int key_row = share.first_key + t.lane % 8;
-  const int chunks = shape.width / kChunk;
+  const int query_row = row_tile * kRowTile + t.lane % 16;
+  const int key_row = first_key + t.lane % 8;
+  uint32_t query_at = smem_address(t.shared.queries + query_row * shape.row_bytes);
+  uint32_t key_at = smem_address(keys + key_row * shape.row_bytes);
+  int query_offset[4];
+  int key_offset[2];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) query_offset[i] = chunk_offset(query_row, 2 * i + t.lane / 16);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) key_offset[i] = chunk_offset(key_row, 4 * i + t.lane / 8);
   // Tensor cores cut off low bits of every sum: sums of 128 columns are added up outside of them.
-  constexpr int kChunksOfASum = 16;
-  for (int begin = 0; begin < chunks; begin += kChunksOfASum) {
-    float sums[kKeyTiles][4] = {};
-    const int end = min(begin + kChunksOfASum, chunks);
-#pragma unroll 2
-    for (int chunk = begin; chunk < end; chunk += 4) {  // 32 columns
-      uint32_t a0[4];
-      uint32_t a1[4];
-      load_matrices(a0, smem_address(chunk_at(t.shared.queries, query_row, chunk + t.lane / 16,
-                                              shape.row_bytes, shape.row_mask)));
-      load_matrices(a1, smem_address(chunk_at(t.shared.queries, query_row, chunk + 2 + t.lane / 16,
-                                              shape.row_bytes, shape.row_mask)));
+  float sums[kKeyTiles][4] = {};
+  const int num_groups = shape.width / kGroupColumns;
+  for (int group = 0; group < num_groups; ++group) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {  // 32 columns
+      uint32_t a[2][4];
+      load_matrices(a[0], query_at + query_offset[2 * half]);
+      load_matrices(a[1], query_at + query_offset[2 * half + 1]);
+      uint32_t b[kKeyTiles][4];
 #pragma unroll
       for (int i = 0; i < kKeyTiles; ++i) {
-        if (i >= share.num_key_tiles) break;
-        uint32_t b[4];
-        load_matrices(b, smem_address(chunk_at(keys, key_row + i * 8, chunk + t.lane / 8,
-                                               shape.row_bytes, shape.row_mask)));
-        multiply_add<T>(sums[i], a0, b[0], b[1]);
-        multiply_add<T>(sums[i], a1, b[2], b[3]);
+        load_matrices(b[i], key_at + i * 8 * shape.row_bytes + key_offset[half]);
       }
+#pragma unroll
+      for (int i = 0; i < kKeyTiles; ++i) multiply_add<T>(sums[i], a[0], b[i][0], b[i][1]);
+#pragma unroll
+      for (int i = 0; i < kKeyTiles; ++i) multiply_add<T>(sums[i], a[1], b[i][2], b[i][3]);
     }
+    query_at += kGroupBytes;
+    key_at += kGroupBytes;
+    if (group % 2 == 0 && group + 1 < num_groups) continue;
 #pragma unroll
     for (int i = 0; i < kKeyTiles; ++i) {
 #pragma unroll
-      for (int v = 0; v < 4; ++v) scores[i][v] += sums[i][v];
+      for (int v = 0; v < 4; ++v) {
+        scores[i][v] += sums[i][v];
+        sums[i][v] = 0;
+      }
     }
   }
 }
 
 /// Keys before limit[h] are seen by the thread's row h of its row tile; others get -inf. Returns
 /// the scaled scores in the base-2 domain.
-__device__ void mask_scores(float (&scores)[kKeyTiles][4], int num_key_tiles, int first_key,
-                            const int (&limit)[2], float scale_log2) {
+template <int kKeyTiles>
+__device__ void mask_scores(float (&scores)[kKeyTiles][4], int first_key, const int (&limit)[2],
+                            float scale_log2) {
 #pragma unroll
   for (int i = 0; i < kKeyTiles; ++i) {
-    if (i >= num_key_tiles) break;
 #pragma unroll
     for (int v = 0; v < 4; ++v) {
       const int key = first_key + i * 8 + v % 2;
@@ -303,15 +313,14 @@ __device__ void store_pair<__half>(std::byte* at, float first, float second) {
   *reinterpret_cast<__half2*>(at) = __floats2half2_rn(first, second);
 }
 
-template <class T>
-__device__ void publish_maxima(const Tile<T>& t, const float (&scores)[kKeyTiles][4],
-                               const ScoreShare& share) {
+template <class T, class Share>
+__device__ void publish_maxima(const Tile<T>& t, const float (&scores)[Share::kKeyTiles][4],
+                               const Share& share) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     float largest = -INFINITY;
 #pragma unroll
-    for (int i = 0; i < kKeyTiles; ++i) {
-      if (i >= share.num_key_tiles) break;
+    for (int i = 0; i < Share::kKeyTiles; ++i) {
       largest = fmaxf(largest, fmaxf(scores[i][2 * h], scores[i][2 * h + 1]));
     }
     largest = max_over_quad(largest);
@@ -320,32 +329,28 @@ __device__ void publish_maxima(const Tile<T>& t, const float (&scores)[kKeyTiles
   }
 }
 
-template <class T>
-__device__ void weigh_block(const Tile<T>& t, const float (&scores)[kKeyTiles][4],
-                            const ScoreShare& share, RowState& state) {
-  const TileShape& shape = t.params.shape;
+template <class T, class Share>
+__device__ void weigh_block(const Tile<T>& t, const float (&scores)[Share::kKeyTiles][4],
+                            const Share& share, RowState& state) {
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const int row = share.row_tile * kRowTile + h * 8 + t.lane / 4;
+    std::byte* const weights = t.shared.weights + row * kWeightRowBytes + t.lane % 4 * 4;
     float largest = state.largest[h];
-    for (int g = 0; g < share.num_groups; ++g) {
+#pragma unroll
+    for (int g = 0; g < Share::kGroups; ++g) {
       largest = fmaxf(largest, t.shared.maxima[g * kMaxTileRows + row]);
     }
     const float base = largest == -INFINITY ? 0.0F : largest;  // no key seen yet
-    const float factor = exp2f(state.largest[h] - base);
+    const float factor = exp2_approx(state.largest[h] - base);
     state.largest[h] = largest;
     float sum = 0;
 #pragma unroll
-    for (int i = 0; i < kKeyTiles; ++i) {
-      if (i >= share.num_key_tiles) break;
-      const float first = exp2f(scores[i][2 * h] - base);
-      const float second = exp2f(scores[i][2 * h + 1] - base);
+    for (int i = 0; i < Share::kKeyTiles; ++i) {
+      const float first = exp2_approx(scores[i][2 * h] - base);
+      const float second = exp2_approx(scores[i][2 * h + 1] - base);
       sum += first + second;
-      const int column = share.first_key + i * 8;
-      store_pair<T>(chunk_at(t.shared.weights, row, column / kChunk, shape.weight_row_bytes,
-                             shape.weight_row_mask) +
-                        (t.lane % 4) * 4,
-                    first, second);
+      store_pair<T>(weights + chunk_offset(row, share.first_key / kChunk + i), first, second);
     }
     state.sum[h] = state.sum[h] * factor + sum;
     if (share.group == 0 && t.lane % 4 == 0) t.shared.factors[row] = factor;
@@ -353,14 +358,12 @@ __device__ void weigh_block(const Tile<T>& t, const float (&scores)[kKeyTiles][4
 }
 
 /// out[row tile][column tile][4] of one warp: all rows, kColumnTiles tiles of 8 columns.
-template <class T, int kColumnTiles>
-__device__ void collect_block(const Tile<T>& t, const std::byte* rows, int num_row_tiles,
+template <class T, int kRowTiles, int kColumnTiles, int kBlockKeys>
+__device__ void collect_block(const Tile<T>& t, const std::byte* values,
                               float (&out)[kRowTiles][kColumnTiles][4]) {
   const TileShape& shape = t.params.shape;
-  auto* const values = const_cast<std::byte*>(rows);
 #pragma unroll
   for (int m = 0; m < kRowTiles; ++m) {
-    if (m >= num_row_tiles) break;
     const float upper = t.shared.factors[m * kRowTile + t.lane / 4];
     const float lower = t.shared.factors[m * kRowTile + 8 + t.lane / 4];
     if (__all_sync(kAllLanes, upper == 1 && lower == 1)) continue;
@@ -373,29 +376,38 @@ __device__ void collect_block(const Tile<T>& t, const std::byte* rows, int num_r
     }
   }
   const int first_tile = t.warp * kColumnTiles;
-  for (int k = 0; k < shape.block_keys; k += 16) {
+  const int lane_row = t.lane % 16;
+  uint32_t value_at = smem_address(values + lane_row * shape.row_bytes);
+  const uint32_t weight_at = smem_address(t.shared.weights + lane_row * kWeightRowBytes);
+  int value_offset[kColumnTiles / 2];
+#pragma unroll
+  for (int c = 0; c < kColumnTiles / 2; ++c) {
+    value_offset[c] = chunk_offset(lane_row, first_tile + 2 * c + t.lane / 16);
+  }
+#pragma unroll 1
+  for (int k = 0; k < kBlockKeys; k += 16) {
+    const uint32_t step_at = weight_at + chunk_offset(lane_row, k / kChunk + t.lane / 16);
     uint32_t a[kRowTiles][4];
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
-      if (m >= num_row_tiles) break;
-      load_matrices(a[m], smem_address(chunk_at(t.shared.weights, m * kRowTile + t.lane % 16,
-                                                k / kChunk + t.lane / 16, shape.weight_row_bytes,
-                                                shape.weight_row_mask)));
+      load_matrices(a[m], step_at + m * kRowTile * kWeightRowBytes);
+    }
+    uint32_t b[kColumnTiles / 2][4];
+#pragma unroll
+    for (int c = 0; c < kColumnTiles / 2; ++c) {
+      if ((first_tile + 2 * c) * 8 >= shape.rope_column) break;  // past the values
+      load_matrices_transposed(b[c], value_at + value_offset[c]);
     }
 #pragma unroll
-    for (int c = 0; c < kColumnTiles; c += 2) {
-      if ((first_tile + c) * 8 >= shape.rope_column) break;  // past the values
-      uint32_t b[4];
-      load_matrices_transposed(
-          b, smem_address(chunk_at(values, k + t.lane % 16, first_tile + c + t.lane / 16,
-                                   shape.row_bytes, shape.row_mask)));
+    for (int c = 0; c < kColumnTiles / 2; ++c) {
+      if ((first_tile + 2 * c) * 8 >= shape.rope_column) break;
 #pragma unroll
       for (int m = 0; m < kRowTiles; ++m) {
-        if (m >= num_row_tiles) break;
-        multiply_add<T>(out[m][c], a[m], b[0], b[1]);
-        multiply_add<T>(out[m][c + 1], a[m], b[2], b[3]);
+        multiply_add<T>(out[m][2 * c], a[m], b[c][0], b[c][1]);
+        multiply_add<T>(out[m][2 * c + 1], a[m], b[c][2], b[c][3]);
       }
     }
+    value_at += 16 * shape.row_bytes;
   }
 }
 
@@ -417,15 +429,15 @@ __device__ void write_pair(U* row, int column, int num_columns, float first, flo
   if (column + 1 < num_columns) row[column + 1] = from_float<U>(second);
 }
 
-template <class T, int kColumnTiles>
-__device__ void write_tile(const Tile<T>& t, int num_row_tiles, const ScoreShare& share,
-                           const RowState& state, const float (&out)[kRowTiles][kColumnTiles][4]) {
-  // The sums of all warps' weights; a barrier is behind the last readers of `maxima`.
+template <class T, class Share, int kRowTiles, int kColumnTiles>
+__device__ void write_tile(const Tile<T>& t, const Share& share, const RowState& state,
+                           const float (&out)[kRowTiles][kColumnTiles][4]) {
+  // The sums of all warps' weights.
 #pragma unroll
   for (int h = 0; h < 2; ++h) {
     const float sum = sum_over_quad(state.sum[h]);
     const int row = share.row_tile * kRowTile + h * 8 + t.lane / 4;
-    if (share.num_key_tiles == 0 || t.lane % 4 != 0) continue;
+    if (share.is_idle || t.lane % 4 != 0) continue;
     t.shared.maxima[share.group * kMaxTileRows + row] = sum;
     if (share.group == 0) t.shared.largest[row] = state.largest[h];
   }
@@ -434,12 +446,11 @@ __device__ void write_tile(const Tile<T>& t, int num_row_tiles, const ScoreShare
   const int rank = t.geometry().kv_lora_rank;
   const auto sum_of = [&](int row) {
     float sum = 0;
-    for (int g = 0; g < share.num_groups; ++g) sum += t.shared.maxima[g * kMaxTileRows + row];
+    for (int g = 0; g < Share::kGroups; ++g) sum += t.shared.maxima[g * kMaxTileRows + row];
     return sum;
   };
 #pragma unroll
   for (int m = 0; m < kRowTiles; ++m) {
-    if (m >= num_row_tiles) break;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const int row = m * kRowTile + h * 8 + t.lane / 4;
@@ -485,13 +496,13 @@ __device__ void wait_for_oldest(int num_stages) {
   }
 }
 
-template <class T, int kColumnTiles>
+template <class T, int kRowTiles, int kColumnTiles, int kBlockKeys>
 __device__ void attend(const Tile<T>& t) {
+  using Share = ScoreShare<kRowTiles, kBlockKeys>;
   const TileShape& shape = t.params.shape;
-  const int num_row_tiles = (t.tile.num_rows + kRowTile - 1) / kRowTile;
-  const int num_blocks = t.num_blocks();
-  const ScoreShare share(num_row_tiles, shape.block_keys, t.warp);
-  t.load_queries(num_row_tiles);
+  const int num_blocks = (t.tile.kv_end - t.tile.kv_begin + kBlockKeys - 1) / kBlockKeys;
+  const Share share(t.warp);
+  t.load_queries(kRowTiles);
   for (int block = 0; block < shape.num_stages - 1; ++block) {
     if (block < num_blocks) t.load_keys(block);
     commit_copies();
@@ -515,25 +526,25 @@ __device__ void attend(const Tile<T>& t) {
     if (block + shape.num_stages - 1 < num_blocks) t.load_keys(block + shape.num_stages - 1);
     commit_copies();
 
-    float scores[kKeyTiles][4];
-    if (share.num_key_tiles > 0) {
-      score_block(t, t.stage(block), share, scores);
-      mask_scores(scores, share.num_key_tiles,
-                  t.tile.kv_begin + block * shape.block_keys + share.first_key + t.lane % 4 * 2,
+    float scores[Share::kKeyTiles][4];
+    if (!share.is_idle) {
+      score_block(t, t.stage(block), share.row_tile, share.first_key, scores);
+      mask_scores(scores, t.tile.kv_begin + block * kBlockKeys + share.first_key + t.lane % 4 * 2,
                   limit, scale_log2);
       publish_maxima(t, scores, share);
     }
     __syncthreads();  // maxima
-    if (share.num_key_tiles > 0) weigh_block(t, scores, share, state);
+    if (!share.is_idle) weigh_block(t, scores, share, state);
     __syncthreads();  // weights and factors
-    collect_block(t, t.stage(block), num_row_tiles, out);
+    collect_block<T, kRowTiles, kColumnTiles, kBlockKeys>(t, t.stage(block), out);
   }
   wait_for_copies<0>();
-  write_tile(t, num_row_tiles, share, state, out);
+  __syncthreads();  // everyone is done with the maxima
+  write_tile(t, share, state, out);
   __syncthreads();  // the next tile overwrites everything
 }
 
-template <class T, int kColumnTiles>
+template <class T, int kColumnTiles, int kBlockKeys>
 __global__ void __launch_bounds__(kThreads, kColumnTiles == 2 ? 2 : 1)
     attention_kernel(const __grid_constant__ Params params) {
   extern __shared__ __align__(128) std::byte memory[];
@@ -551,22 +562,29 @@ __global__ void __launch_bounds__(kThreads, kColumnTiles == 2 ? 2 : 1)
   for (int i = plan.worker_indptr[blockIdx.x]; i < end; ++i) {
     const plan::Tile tile = plan.tiles[i];
     if (tile.request >= params.launch.num_requests) continue;
-    attend<T, kColumnTiles>({params, plan, tile, shared});
+    const Tile<T> t{params, plan, tile, shared};
+    if (tile.num_rows <= kRowTile) {
+      attend<T, 1, kColumnTiles, kBlockKeys>(t);
+    } else if (tile.num_rows <= 2 * kRowTile) {
+      attend<T, 2, kColumnTiles, kBlockKeys>(t);
+    } else {
+      attend<T, 4, kColumnTiles, kBlockKeys>(t);
+    }
   }
 }
 
 using Kernel = void (*)(Params);
 
 template <class T>
-Kernel kernel_of_rank(int32_t rank) {
-  if (rank <= kMaxRankOfTwoBlocks) return &attention_kernel<T, 2>;
-  if (rank <= 256) return &attention_kernel<T, 4>;
-  return &attention_kernel<T, 8>;
+Kernel kernel_of_shape(const Geometry& geometry, const TileShape& shape) {
+  if (geometry.kv_lora_rank <= kMaxRankOfTwoBlocks) return &attention_kernel<T, 2, 64>;
+  if (geometry.kv_lora_rank <= 256) return &attention_kernel<T, 4, 64>;
+  return shape.block_keys == 64 ? &attention_kernel<T, 8, 64> : &attention_kernel<T, 8, 32>;
 }
 
-Kernel kernel_of(const Geometry& geometry) {
-  return geometry.dtype == DType::kBFloat16 ? kernel_of_rank<__nv_bfloat16>(geometry.kv_lora_rank)
-                                            : kernel_of_rank<__half>(geometry.kv_lora_rank);
+Kernel kernel_of(const Geometry& geometry, const TileShape& shape) {
+  return geometry.dtype == DType::kBFloat16 ? kernel_of_shape<__nv_bfloat16>(geometry, shape)
+                                            : kernel_of_shape<__half>(geometry, shape);
 }
 
 TileShape shape_of(const KernelQuery& query) {
@@ -609,9 +627,10 @@ plan::CostModel cost_model(const KernelQuery& query) {
 
 void prepare(const KernelQuery& query) {
   const DeviceGuard guard(query.device.index);
-  MLA_CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel_of(query.geometry)),
-                                      cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      static_cast<int>(shape_of(query).smem_bytes)));
+  const TileShape shape = shape_of(query);
+  MLA_CUDA_CHECK(cudaFuncSetAttribute(
+      reinterpret_cast<const void*>(kernel_of(query.geometry, shape)),
+      cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shape.smem_bytes)));
   prepare_merge();
 }
 
@@ -636,8 +655,8 @@ void launch(const AttentionLaunch& launch, Stream stream) {
                       (rope == 0 || in_units(t.kpe, 16, {rope, t.cache.kpe_page, t.cache.kpe_row}));
   params.paired_out = in_units(t.out, 4, {rank, t.out_token_stride, t.out_head_stride});
   const DeviceGuard guard(launch.device.index);
-  kernel_of(t.geometry)<<<launch.num_workers, kThreads, params.shape.smem_bytes,
-                          static_cast<cudaStream_t>(stream.handle)>>>(params);
+  kernel_of(t.geometry, params.shape)<<<launch.num_workers, kThreads, params.shape.smem_bytes,
+                                        static_cast<cudaStream_t>(stream.handle)>>>(params);
   MLA_CUDA_CHECK(cudaGetLastError());
   if (launch.may_split) launch_merge(launch, stream);
 }

@@ -3,7 +3,6 @@
 namespace mla::cuda::general {
 namespace {
 
-constexpr int32_t kChunkBytes = 16;
 constexpr int32_t kElementBytes = 2;
 constexpr int32_t kStatisticsBytes = 2560;  // row maxima, sums and factors
 constexpr int32_t kReservedBytes = 1024;    // of each block, by the system
@@ -16,14 +15,9 @@ struct Candidate {
 
 // In order of preference: two blocks hide each other's barriers, more stages hide latency.
 constexpr Candidate kCandidates[] = {
-    {2, 64, 64, 4}, {2, 64, 64, 3}, {2, 64, 64, 2}, {2, 64, 32, 4}, {2, 64, 32, 3}, {1, 64, 64, 4},
-    {1, 64, 64, 3}, {1, 64, 64, 2}, {1, 64, 32, 2}, {1, 32, 32, 2}, {1, 32, 16, 2}, {1, 16, 16, 2},
+    {2, 64, 64, 4}, {2, 64, 64, 3}, {2, 64, 64, 2}, {1, 64, 64, 4}, {1, 64, 64, 3}, {1, 64, 64, 2},
+    {1, 64, 32, 2}, {1, 32, 64, 2}, {1, 32, 32, 2}, {1, 16, 64, 2}, {1, 16, 32, 2},
 };
-
-void lay_out_rows(int32_t chunks, int32_t& row_bytes, int32_t& mask) {
-  mask = chunks % 8 == 0 ? 7 : 0;
-  row_bytes = (mask != 0 ? chunks : chunks | 1) * kChunkBytes;
-}
 
 TileShape lay_out(const Geometry& geometry, const Candidate& candidate) {
   TileShape shape{.tile_rows = candidate.tile_rows,
@@ -32,14 +26,12 @@ TileShape lay_out(const Geometry& geometry, const Candidate& candidate) {
                   .blocks_per_sm = candidate.blocks_per_sm,
                   .rope_column = round_up(geometry.kv_lora_rank, 16)};
   const int32_t used = shape.rope_column + geometry.qk_rope_head_dim;
-  shape.width = round_up(used, 32);
+  shape.width = round_up(used, kGroupColumns);
   shape.has_padding = shape.rope_column != geometry.kv_lora_rank || shape.width != used;
-  lay_out_rows(shape.width * kElementBytes / kChunkBytes, shape.row_bytes, shape.row_mask);
-  lay_out_rows(shape.block_keys * kElementBytes / kChunkBytes, shape.weight_row_bytes,
-               shape.weight_row_mask);
+  shape.row_bytes = shape.width * kElementBytes;
   const int32_t rows = shape.tile_rows + shape.num_stages * shape.block_keys;
-  shape.smem_bytes = static_cast<size_t>(
-      rows * shape.row_bytes + shape.tile_rows * shape.weight_row_bytes + kStatisticsBytes);
+  shape.smem_bytes = static_cast<size_t>(rows * shape.row_bytes +
+                                         shape.tile_rows * kWeightRowBytes + kStatisticsBytes);
   return shape;
 }
 
@@ -47,6 +39,8 @@ TileShape lay_out(const Geometry& geometry, const Candidate& candidate) {
 
 TileShape choose_tile_shape(const Geometry& geometry, int32_t smem_bytes) {
   for (const Candidate& candidate : kCandidates) {
+    // Shorter blocks are there for the widest rows only.
+    if (candidate.block_keys < kGroupColumns && geometry.kv_lora_rank <= 256) continue;
     // With more columns of output a block needs all registers.
     if (candidate.blocks_per_sm > 1 && geometry.kv_lora_rank > kMaxRankOfTwoBlocks) continue;
     const TileShape shape = lay_out(geometry, candidate);

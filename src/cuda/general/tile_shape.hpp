@@ -8,25 +8,25 @@
 namespace mla::cuda::general {
 
 /// How the tensor-core kernel lays out its shared memory. Rows of queries and keys are
-/// [ckv, padded to 16 columns | kpe], padded to 32 columns; the padding is zero.
+/// [ckv, padded to 16 columns | kpe], padded to whole groups of 64 columns; the padding is zero.
+/// Rows of weights are one group. In every group the 16-byte chunk c of row r lies at c ^ (r % 8),
+/// so that eight rows of a column are in eight bank groups.
 struct TileShape {
   int32_t tile_rows = 0;   ///< rows (query x head) of a tile, a multiple of 16
-  int32_t block_keys = 0;  ///< keys of one inner step, a multiple of 16
+  int32_t block_keys = 0;  ///< keys of one inner step, 32 or 64
   int32_t num_stages = 0;  ///< blocks of keys in shared memory
   int32_t blocks_per_sm = 0;
   int32_t rope_column = 0;  ///< where kpe starts in a row
   int32_t width = 0;        ///< columns of a row
   int32_t row_bytes = 0;
-  /// 16-byte chunk c of row r lies at c ^ (r & mask), so that eight rows are in eight bank groups.
-  int32_t row_mask = 0;
-  int32_t weight_row_bytes = 0;
-  int32_t weight_row_mask = 0;
   size_t smem_bytes = 0;
 
   /// Columns [rank, rope_column) and those past kpe exist.
   bool has_padding = false;
 };
 
+inline constexpr int32_t kGroupColumns = 64;
+inline constexpr int32_t kWeightRowBytes = 128;
 inline constexpr int32_t kMaxTileRows = 64;
 inline constexpr int32_t kMaxRank = 512;
 inline constexpr int32_t kMaxRankOfTwoBlocks = 128;  // two blocks on a multiprocessor
