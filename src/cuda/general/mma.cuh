@@ -14,11 +14,16 @@ __device__ inline uint32_t smem_address(const void* memory) {
 }
 
 /// Copies 16 bytes, both addresses aligned to 16, to shared memory; zeros where `valid` is false,
-/// and then nothing is read.
+/// and then `from` is not read.
 __device__ inline void copy_async(uint32_t to, const void* from, bool valid) {
-  const int bytes = valid ? 16 : 0;
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
-               : "memory");
+  asm volatile(
+      "{\n"
+      ".reg .pred ignore;\n"
+      "setp.eq.s32 ignore, %2, 0;\n"
+      "cp.async.cg.shared.global [%0], [%1], 16, ignore;\n"
+      "}" ::"r"(to),
+      "l"(from), "r"(static_cast<int>(valid))
+      : "memory");
 }
 
 /// Ends a group of copies.

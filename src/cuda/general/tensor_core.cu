@@ -36,22 +36,30 @@ struct Params {
   bool paired_out = false;  ///< out can be written two values at a time
 };
 
+/// Where a row of [ckv | kpe] lies in two tensors, in elements; zeros stand for a row that is not
+/// there.
+struct Source {
+  int64_t ckv_at = -1;  // -1: not there
+  int64_t kpe_at = -1;
+};
+
 /// The shared memory of a block.
-template <class T>
 struct Shared {
   std::byte* queries;
   std::byte* keys;
   std::byte* weights;
-  float* maxima;   // [8][64], of the keys of each warp; at the end the sums
-  float* factors;  // [64]
-  float* largest;  // [64], at the end
+  Source* sources;  // [warp][8], of the rows that it copies
+  float* maxima;    // [group of keys][row], 128 in all; at the end the sums
+  float* factors;   // [64]
+  float* largest;   // [64], at the end
 
   __device__ Shared(std::byte* memory, const TileShape& shape)
       : queries(memory),
         keys(queries + shape.tile_rows * shape.row_bytes),
         weights(keys + shape.num_stages * shape.block_keys * shape.row_bytes),
-        maxima(reinterpret_cast<float*>(weights + shape.tile_rows * kWeightRowBytes)),
-        factors(maxima + kWarps * kMaxTileRows),
+        sources(reinterpret_cast<Source*>(weights + shape.tile_rows * kWeightRowBytes)),
+        maxima(reinterpret_cast<float*>(sources + kMaxTileRows)),
+        factors(maxima + 2 * kMaxTileRows),
         largest(factors + kMaxTileRows) {}
 };
 
@@ -63,91 +71,78 @@ struct Tile {
   const Params& params;
   const PlanView& plan;
   const plan::Tile& tile;
-  Shared<T> shared;
+  Shared shared;
   int warp = static_cast<int>(threadIdx.x) / kWarp;
   int lane = static_cast<int>(threadIdx.x) % kWarp;
 
   __device__ const AttentionParams& tensors() const { return params.launch.tensors; }
   __device__ const Geometry& geometry() const { return tensors().geometry; }
-  // Where a row of [ckv | kpe] lies in two tensors, in elements; zeros stand for a row that is not
-  // valid.
-  struct Source {
-    int64_t ckv_at = 0;
-    int64_t kpe_at = 0;
-    bool valid = false;  // else it points at the tensor's start, and is not read
-  };
-
-  // Copies rows first .. first + count - 1 of shared memory, of which each warp takes an equal
-  // part. `find(row)` gives a row's source; lanes do so for one row each, so that the page table's
-  // latency is paid once.
-  template <class Find>
-  __device__ void load_rows(std::byte* rows, int count, const void* ckv, const void* kpe, bool wide,
-                            const Find& find) const {
-    const int rows_per_warp = count / kWarps;
-    const int first = warp * rows_per_warp;
-    Source mine;
-    if (lane < rows_per_warp) mine = find(first + lane);
-    if (wide) {
-      copy_rows(rows, first, rows_per_warp, static_cast<const T*>(ckv), static_cast<const T*>(kpe),
-                mine);
-    } else {
-      copy_elements(rows, first, rows_per_warp, static_cast<const T*>(ckv),
-                    static_cast<const T*>(kpe), mine);
-    }
-  }
-
-  __device__ static Source source_of(const Source& mine, int lane) {
-    return {__shfl_sync(kAllLanes, mine.ckv_at, lane), __shfl_sync(kAllLanes, mine.kpe_at, lane),
-            __shfl_sync(kAllLanes, static_cast<int>(mine.valid), lane) != 0};
-  }
-
-  // In units of 16 bytes: 8, 16 or 32 lanes a row.
-  __device__ void copy_rows(std::byte* rows, int first, int count, const T* ckv, const T* kpe,
+  // Copies kRows rows to shared memory; each warp takes kRows / 8, from `mine` of its first lanes.
+  template <int kRows>
+  __device__ void load_rows(std::byte* rows, const void* ckv, const void* kpe, bool wide,
                             const Source& mine) const {
-    constexpr int kPasses = 3;  // 768 columns
-    const TileShape& shape = params.shape;
-    const int rank_chunks = geometry().kv_lora_rank / kChunk;
-    const int chunks = rank_chunks + geometry().qk_rope_head_dim / kChunk;
-    const int lane_bits = chunks <= 8 ? 3 : chunks <= 16 ? 4 : 5;
-    const int lanes = 1 << lane_bits;  // of a row
-    const int row_of_lane = lane >> lane_bits;
-    bool is_used[kPasses];
-    bool is_rope[kPasses];
-    int to_chunk[kPasses];
-    int from_column[kPasses];
-#pragma unroll
-    for (int pass = 0; pass < kPasses; ++pass) {
-      const int c = (lane & (lanes - 1)) + pass * lanes;
-      is_used[pass] = c < chunks;
-      is_rope[pass] = c >= rank_chunks;
-      to_chunk[pass] = is_rope[pass] ? c - rank_chunks + shape.rope_column / kChunk : c;
-      from_column[pass] = (is_rope[pass] ? c - rank_chunks : c) * kChunk;
+    constexpr int kRowsOfWarp = kRows / kWarps;
+    Source* const sources = shared.sources + warp * kWarps;
+    __syncwarp();
+    if (lane < kRowsOfWarp) sources[lane] = mine;
+    __syncwarp();
+    rows += warp * kRowsOfWarp * params.shape.row_bytes;
+    if (wide) {
+      copy_chunks<kRowsOfWarp>(rows, static_cast<const T*>(ckv), static_cast<const T*>(kpe),
+                               sources);
+    } else {
+      copy_elements<kRowsOfWarp>(rows, static_cast<const T*>(ckv), static_cast<const T*>(kpe),
+                                 sources);
     }
-#pragma unroll 1
-    for (int row = row_of_lane; row - row_of_lane < count; row += kWarp >> lane_bits) {
-      const Source source = source_of(mine, min(row, count - 1));
-      const bool in_range = row < count;
-      const int to_row = first + row;
-      const uint32_t to = smem_address(rows + to_row * shape.row_bytes);
-      const T* const ckv_row = ckv + source.ckv_at;
-      const T* const kpe_row = kpe + source.kpe_at;
+  }
+
+  // In units of 16 bytes: 8, 16 or 32 lanes a row, each with the same chunks of all its rows.
+  template <int kRows>
+  __device__ void copy_chunks(std::byte* rows, const T* ckv, const T* kpe,
+                              const Source* sources) const {
+    const int chunks = (geometry().kv_lora_rank + geometry().qk_rope_head_dim) / kChunk;
+    if (chunks <= 8) {
+      copy_chunks_at_once<kRows, 4>(rows, ckv, kpe, sources, chunks);
+    } else if (chunks <= 16) {
+      copy_chunks_at_once<kRows, 2>(rows, ckv, kpe, sources, chunks);
+    } else {
+      copy_chunks_at_once<kRows, 1>(rows, ckv, kpe, sources, chunks);
+    }
+  }
+
+  template <int kRows, int kRowsAtOnce>
+  __device__ void copy_chunks_at_once(std::byte* rows, const T* ckv, const T* kpe,
+                                      const Source* sources, int chunks) const {
+    constexpr int kLanes = kWarp / kRowsAtOnce;  // of a row
+    const int rank_chunks = geometry().kv_lora_rank / kChunk;
+    const int first_row = lane / kLanes;
+    if (kRows < kRowsAtOnce && first_row >= kRows) return;
+    const int bank_row = (warp * kRows + first_row) % 8;
+    for (int c = lane % kLanes; c < chunks; c += kWarp) {
+      const bool is_rope = c >= rank_chunks;
+      const int column = (is_rope ? c - rank_chunks : c) * kChunk;
+      const int to_chunk = is_rope ? c - rank_chunks + params.shape.rope_column / kChunk : c;
+      const T* const from = (is_rope ? kpe : ckv) + column;
+      const int64_t* const at = &sources[first_row].ckv_at + (is_rope ? 1 : 0);
+      uint32_t to = smem_address(rows) + first_row * params.shape.row_bytes;
 #pragma unroll
-      for (int pass = 0; pass < kPasses; ++pass) {
-        if (!is_used[pass] || !in_range) continue;
-        const T* const from = (is_rope[pass] ? kpe_row : ckv_row) + from_column[pass];
-        copy_async(to + chunk_offset(to_row, to_chunk[pass]), from, source.valid);
+      for (int row = 0; row < kRows; row += kRowsAtOnce) {
+        const int64_t offset = at[2 * row];
+        copy_async(to + chunk_offset(bank_row + row, to_chunk), from + offset, offset >= 0);
+        to += kRowsAtOnce * params.shape.row_bytes;
       }
     }
   }
 
-  __device__ void copy_elements(std::byte* rows, int first, int count, const T* ckv, const T* kpe,
-                                const Source& mine) const {
+  template <int kRows>
+  __device__ void copy_elements(std::byte* rows, const T* ckv, const T* kpe,
+                                const Source* sources) const {
     constexpr int kAtOnce = 6;  // loads under way
     const TileShape& shape = params.shape;
     const int rank = geometry().kv_lora_rank;
     const int width = rank + geometry().qk_rope_head_dim;
-    for (int row = 0; row < count; ++row) {
-      const Source source = source_of(mine, row);
+    for (int row = 0; row < kRows; ++row) {
+      const Source source = sources[row];
       const T* const ckv_row = ckv + source.ckv_at;
       const T* const kpe_row = kpe + source.kpe_at - rank;
       for (int begin = lane; begin < width; begin += kAtOnce * kWarp) {
@@ -156,49 +151,82 @@ struct Tile {
         for (int i = 0; i < kAtOnce; ++i) {
           const int c = begin + i * kWarp;
           values[i] = from_float<T>(0);
-          if (source.valid && c < width) values[i] = (c < rank ? ckv_row : kpe_row)[c];
+          if (source.ckv_at >= 0 && c < width) values[i] = (c < rank ? ckv_row : kpe_row)[c];
         }
 #pragma unroll
         for (int i = 0; i < kAtOnce; ++i) {
           const int c = begin + i * kWarp;
           if (c >= width) continue;
           const int to = c < rank ? c : c - rank + shape.rope_column;
-          reinterpret_cast<T*>(rows + (first + row) * shape.row_bytes +
-                               chunk_offset(first + row, to / kChunk))[to % kChunk] = values[i];
+          const int offset = chunk_offset(warp * kRows + row, to / kChunk);
+          reinterpret_cast<T*>(rows + row * shape.row_bytes + offset)[to % kChunk] = values[i];
         }
       }
     }
   }
 
-  __device__ void load_queries(int num_row_tiles) const {
+  template <int kRows>
+  __device__ void load_queries() const {
     const AttentionParams& t = tensors();
-    load_rows(shared.queries, num_row_tiles * kRowTile, t.q_nope, t.q_pe, params.wide_queries,
-              [&](int row) -> Source {
-                if (row >= tile.num_rows) return {};
-                const RowPlace at =
-                    place_of(plan, geometry().num_heads, tile.request, tile.row_begin + row);
-                return {at.token * t.q_nope_token_stride + at.head * t.q_nope_head_stride,
-                        at.token * t.q_pe_token_stride + at.head * t.q_pe_head_stride, true};
-              });
+    const int row = warp * (kRows / kWarps) + lane;
+    Source mine;
+    if (lane < kRows / kWarps && row < tile.num_rows) {
+      const RowPlace at = place_of(plan, geometry().num_heads, tile.request, tile.row_begin + row);
+      mine = {at.token * t.q_nope_token_stride + at.head * t.q_nope_head_stride,
+              at.token * t.q_pe_token_stride + at.head * t.q_pe_head_stride};
+    }
+    load_rows<kRows>(shared.queries, t.q_nope, t.q_pe, params.wide_queries, mine);
   }
 
   __device__ std::byte* stage(int block) const {
     const TileShape& shape = params.shape;
     return shared.keys + (block % shape.num_stages) * shape.block_keys * shape.row_bytes;
   }
+};
 
-  __device__ void load_keys(int block) const {
-    const AttentionParams& t = tensors();
-    const int first = tile.kv_begin + block * params.shape.block_keys;
-    load_rows(stage(block), params.shape.block_keys, t.ckv, t.kpe, params.wide_cache,
-              [&](int row) -> Source {
-                if (first + row >= tile.kv_end) return {};
-                const KeyPlace at = place_of_key(plan.kv_indices + plan.kv_indptr[tile.request],
-                                                 first + row, geometry().page_size);
-                return {at.page * t.cache.ckv_page + at.slot * t.cache.ckv_row,
-                        at.page * t.cache.kpe_page + at.slot * t.cache.kpe_row, true};
-              });
+/// Copies a tile's blocks of keys, one after the other.
+template <class T, int kBlockKeys>
+class KeyLoader {
+ public:
+  __device__ explicit KeyLoader(const Tile<T>& t)
+      : t_(t),
+        pages_(t.plan.kv_indices + t.plan.kv_indptr[t.tile.request]),
+        key_(t.tile.kv_begin + t.warp * kRowsOfWarp + t.lane) {
+    look_up();
   }
+
+  /// Copies the next block, if there is one, and ends a group of copies.
+  __device__ void load() {
+    const AttentionParams& tensors = t_.tensors();
+    if (t_.tile.kv_begin + block_ * kBlockKeys < t_.tile.kv_end) {
+      t_.template load_rows<kBlockKeys>(t_.stage(block_), tensors.ckv, tensors.kpe,
+                                        t_.params.wide_cache, mine_);
+      ++block_;
+      key_ += kBlockKeys;
+      look_up();
+    }
+    commit_copies();
+  }
+
+ private:
+  static constexpr int kRowsOfWarp = kBlockKeys / kWarps;
+
+  // Where the lane's row of the next block lies: asked for a block ahead, so that the page table's
+  // latency is hidden.
+  __device__ void look_up() {
+    mine_ = {};
+    if (t_.lane >= kRowsOfWarp || key_ >= t_.tile.kv_end) return;
+    const CacheStrides& strides = t_.tensors().cache;
+    const KeyPlace at = place_of_key(pages_, key_, t_.geometry().page_size);
+    mine_ = {at.page * strides.ckv_page + at.slot * strides.ckv_row,
+             at.page * strides.kpe_page + at.slot * strides.kpe_row};
+  }
+
+  const Tile<T>& t_;
+  const int32_t* pages_;
+  int32_t key_;
+  int block_ = 0;
+  Source mine_;
 };
 
 /// How the warps share out the scores of a block: row tiles of 16, and runs of keys.
@@ -208,6 +236,7 @@ struct ScoreShare {
                                        ? kBlockKeys* kRowTiles / kWarps / 8
                                        : 1;  // of 8 keys
   static constexpr int kGroups = kBlockKeys / (8 * kKeyTiles);
+  static constexpr int kRows = kRowTiles * kRowTile;
 
   int row_tile, group, first_key;
   bool is_idle;  // where there are fewer runs than warps
@@ -230,36 +259,42 @@ __device__ void score_block(const Tile<T>& t, const std::byte* keys, int row_til
   }
   const int query_row = row_tile * kRowTile + t.lane % 16;
   const int key_row = first_key + t.lane % 8;
-  uint32_t query_at = smem_address(t.shared.queries + query_row * shape.row_bytes);
-  uint32_t key_at = smem_address(keys + key_row * shape.row_bytes);
+  const uint32_t query_at = smem_address(t.shared.queries + query_row * shape.row_bytes);
+  const uint32_t key_at = smem_address(keys + key_row * shape.row_bytes);
   int query_offset[4];
   int key_offset[2];
 #pragma unroll
   for (int i = 0; i < 4; ++i) query_offset[i] = chunk_offset(query_row, 2 * i + t.lane / 16);
 #pragma unroll
   for (int i = 0; i < 2; ++i) key_offset[i] = chunk_offset(key_row, 4 * i + t.lane / 8);
+  // A step is 32 columns; its operands are loaded while the step before is computed.
+  struct Operands {
+    uint32_t a[2][4];
+    uint32_t b[kKeyTiles][4];
+  };
+  const auto load = [&](Operands& to, int step) {
+    const int half = step % 2;
+    const int at = step / 2 * kGroupBytes;
+    load_matrices(to.a[0], query_at + at + query_offset[2 * half]);
+    load_matrices(to.a[1], query_at + at + query_offset[2 * half + 1]);
+#pragma unroll
+    for (int i = 0; i < kKeyTiles; ++i) {
+      load_matrices(to.b[i], key_at + at + i * 8 * shape.row_bytes + key_offset[half]);
+    }
+  };
   // Tensor cores cut off low bits of every sum: sums of 128 columns are added up outside of them.
   float sums[kKeyTiles][4] = {};
-  const int num_groups = shape.width / kGroupColumns;
-  for (int group = 0; group < num_groups; ++group) {
+  const auto multiply = [&](const Operands& from) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {  // 32 columns
-      uint32_t a[2][4];
-      load_matrices(a[0], query_at + query_offset[2 * half]);
-      load_matrices(a[1], query_at + query_offset[2 * half + 1]);
-      uint32_t b[kKeyTiles][4];
-#pragma unroll
-      for (int i = 0; i < kKeyTiles; ++i) {
-        load_matrices(b[i], key_at + i * 8 * shape.row_bytes + key_offset[half]);
-      }
-#pragma unroll
-      for (int i = 0; i < kKeyTiles; ++i) multiply_add<T>(sums[i], a[0], b[i][0], b[i][1]);
-#pragma unroll
-      for (int i = 0; i < kKeyTiles; ++i) multiply_add<T>(sums[i], a[1], b[i][2], b[i][3]);
+    for (int i = 0; i < kKeyTiles; ++i) {
+      multiply_add<T>(sums[i], from.a[0], from.b[i][0], from.b[i][1]);
     }
-    query_at += kGroupBytes;
-    key_at += kGroupBytes;
-    if (group % 2 == 0 && group + 1 < num_groups) continue;
+#pragma unroll
+    for (int i = 0; i < kKeyTiles; ++i) {
+      multiply_add<T>(sums[i], from.a[1], from.b[i][2], from.b[i][3]);
+    }
+  };
+  const auto add_up = [&] {
 #pragma unroll
     for (int i = 0; i < kKeyTiles; ++i) {
 #pragma unroll
@@ -268,7 +303,20 @@ __device__ void score_block(const Tile<T>& t, const std::byte* keys, int row_til
         sums[i][v] = 0;
       }
     }
+  };
+  const int num_steps = shape.width / 32;  // even
+  Operands even;
+  Operands odd;
+  load(even, 0);
+#pragma unroll 1
+  for (int step = 0; step < num_steps; step += 2) {
+    load(odd, step + 1);
+    multiply(even);
+    if (step + 2 < num_steps) load(even, step + 2);
+    multiply(odd);
+    if (step % 4 != 0) add_up();
   }
+  add_up();
 }
 
 /// Keys before limit[h] are seen by the thread's row h of its row tile; others get -inf. Returns
@@ -325,7 +373,7 @@ __device__ void publish_maxima(const Tile<T>& t, const float (&scores)[Share::kK
     }
     largest = max_over_quad(largest);
     const int row = share.row_tile * kRowTile + h * 8 + t.lane / 4;
-    if (t.lane % 4 == 0) t.shared.maxima[share.group * kMaxTileRows + row] = largest;
+    if (t.lane % 4 == 0) t.shared.maxima[share.group * Share::kRows + row] = largest;
   }
 }
 
@@ -339,7 +387,7 @@ __device__ void weigh_block(const Tile<T>& t, const float (&scores)[Share::kKeyT
     float largest = state.largest[h];
 #pragma unroll
     for (int g = 0; g < Share::kGroups; ++g) {
-      largest = fmaxf(largest, t.shared.maxima[g * kMaxTileRows + row]);
+      largest = fmaxf(largest, t.shared.maxima[g * Share::kRows + row]);
     }
     const float base = largest == -INFINITY ? 0.0F : largest;  // no key seen yet
     const float factor = exp2_approx(state.largest[h] - base);
@@ -375,6 +423,7 @@ __device__ void collect_block(const Tile<T>& t, const std::byte* values,
       out[m][c][3] *= lower;
     }
   }
+  // Past the values it computes columns that nobody writes, from whatever is there.
   const int first_tile = t.warp * kColumnTiles;
   const int lane_row = t.lane % 16;
   uint32_t value_at = smem_address(values + lane_row * shape.row_bytes);
@@ -395,12 +444,10 @@ __device__ void collect_block(const Tile<T>& t, const std::byte* values,
     uint32_t b[kColumnTiles / 2][4];
 #pragma unroll
     for (int c = 0; c < kColumnTiles / 2; ++c) {
-      if ((first_tile + 2 * c) * 8 >= shape.rope_column) break;  // past the values
       load_matrices_transposed(b[c], value_at + value_offset[c]);
     }
 #pragma unroll
     for (int c = 0; c < kColumnTiles / 2; ++c) {
-      if ((first_tile + 2 * c) * 8 >= shape.rope_column) break;
 #pragma unroll
       for (int m = 0; m < kRowTiles; ++m) {
         multiply_add<T>(out[m][2 * c], a[m], b[c][0], b[c][1]);
@@ -438,7 +485,7 @@ __device__ void write_tile(const Tile<T>& t, const Share& share, const RowState&
     const float sum = sum_over_quad(state.sum[h]);
     const int row = share.row_tile * kRowTile + h * 8 + t.lane / 4;
     if (share.is_idle || t.lane % 4 != 0) continue;
-    t.shared.maxima[share.group * kMaxTileRows + row] = sum;
+    t.shared.maxima[share.group * Share::kRows + row] = sum;
     if (share.group == 0) t.shared.largest[row] = state.largest[h];
   }
   __syncthreads();
@@ -446,7 +493,7 @@ __device__ void write_tile(const Tile<T>& t, const Share& share, const RowState&
   const int rank = t.geometry().kv_lora_rank;
   const auto sum_of = [&](int row) {
     float sum = 0;
-    for (int g = 0; g < Share::kGroups; ++g) sum += t.shared.maxima[g * kMaxTileRows + row];
+    for (int g = 0; g < Share::kGroups; ++g) sum += t.shared.maxima[g * Share::kRows + row];
     return sum;
   };
 #pragma unroll
@@ -502,11 +549,9 @@ __device__ void attend(const Tile<T>& t) {
   const TileShape& shape = t.params.shape;
   const int num_blocks = (t.tile.kv_end - t.tile.kv_begin + kBlockKeys - 1) / kBlockKeys;
   const Share share(t.warp);
-  t.load_queries(kRowTiles);
-  for (int block = 0; block < shape.num_stages - 1; ++block) {
-    if (block < num_blocks) t.load_keys(block);
-    commit_copies();
-  }
+  KeyLoader<T, kBlockKeys> loader(t);
+  t.template load_queries<Share::kRows>();
+  for (int i = 1; i < shape.num_stages; ++i) loader.load();
 
   int limit[2];  // of the thread's rows of the scores
 #pragma unroll
@@ -523,8 +568,7 @@ __device__ void attend(const Tile<T>& t) {
   for (int block = 0; block < num_blocks; ++block) {
     wait_for_oldest(shape.num_stages);
     __syncthreads();  // the block is there, and everyone is done with the one before it
-    if (block + shape.num_stages - 1 < num_blocks) t.load_keys(block + shape.num_stages - 1);
-    commit_copies();
+    loader.load();
 
     float scores[Share::kKeyTiles][4];
     if (!share.is_idle) {
@@ -548,7 +592,7 @@ template <class T, int kColumnTiles, int kBlockKeys>
 __global__ void __launch_bounds__(kThreads, kColumnTiles == 2 ? 2 : 1)
     attention_kernel(const __grid_constant__ Params params) {
   extern __shared__ __align__(128) std::byte memory[];
-  const Shared<T> shared(memory, params.shape);
+  const Shared shared(memory, params.shape);
   if (params.shape.has_padding) {  // no load writes it
     const int bytes = params.shape.num_stages * params.shape.block_keys * params.shape.row_bytes +
                       params.shape.tile_rows * params.shape.row_bytes;

@@ -4,7 +4,7 @@ namespace mla::cuda::general {
 namespace {
 
 constexpr int32_t kElementBytes = 2;
-constexpr int32_t kStatisticsBytes = 2560;  // row maxima, sums and factors
+constexpr int32_t kStatisticsBytes = 2048;  // where rows come from; maxima, sums and factors
 constexpr int32_t kReservedBytes = 1024;    // of each block, by the system
 
 int32_t round_up(int32_t value, int32_t unit) { return (value + unit - 1) / unit * unit; }
