@@ -18,4 +18,9 @@ cuda::Card cuda::describe_card(int32_t index) {
   return {};
 }
 
+std::vector<cuda::Card> cuda::describe_cards(std::string& missing) {
+  missing = "this build of the library has no CUDA";
+  return {};
+}
+
 }  // namespace mla

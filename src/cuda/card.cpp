@@ -31,4 +31,26 @@ Card describe_card(int32_t index) {
           .l2_bytes = properties.l2CacheSize};
 }
 
+std::vector<Card> describe_cards(std::string& missing) {
+  std::vector<Card> cards;
+  const int32_t count = count_cards(missing);
+  for (int32_t index = 0; index < count; ++index) cards.push_back(describe_card(index));
+  return cards;
+}
+
+int32_t count_cards(std::string& missing) {
+  int driver = 0;
+  MLA_CUDA_CHECK(cudaDriverGetVersion(&driver));
+  int count = 0;
+  const cudaError_t answer = driver == 0 ? cudaSuccess : cudaGetDeviceCount(&count);
+  if (answer != cudaSuccess) {
+    cudaGetLastError();
+    count = 0;
+    missing = cudaGetErrorString(answer);
+  } else if (count == 0) {
+    missing = driver == 0 ? "no CUDA driver is installed" : "none is visible";
+  }
+  return count;
+}
+
 }  // namespace mla::cuda

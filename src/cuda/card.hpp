@@ -2,6 +2,9 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
+
+#include "mla/export.hpp"
 
 namespace mla::cuda {
 
@@ -17,6 +20,12 @@ struct Card {
 };
 
 /// Of device `index`. Throws InvalidArgument where there is none.
-Card describe_card(int32_t index);
+MLA_API Card describe_card(int32_t index);
+
+/// All of them, cuda:0 first; where there are none, `missing` says why.
+MLA_API std::vector<Card> describe_cards(std::string& missing);
+
+/// How many there are, and why there are none.
+int32_t count_cards(std::string& missing);
 
 }  // namespace mla::cuda

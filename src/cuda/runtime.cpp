@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/card.hpp"
 #include "cuda/device_guard.hpp"
 #include "cuda/device_limits.hpp"
 #include "cuda/error.hpp"
@@ -163,13 +164,7 @@ struct Devices {
   std::vector<DeviceLimits> limits;
 
   Devices() {
-    int count = 0;
-    const cudaError_t answer = cudaGetDeviceCount(&count);
-    if (answer != cudaSuccess) {
-      cudaGetLastError();
-      missing = cudaGetErrorString(answer);
-      return;
-    }
+    const int32_t count = count_cards(missing);
     for (int32_t index = 0; index < count; ++index) {
       runtimes.push_back(std::make_unique<CudaRuntime>(index));
       limits.push_back(limits_of(index));
@@ -206,8 +201,7 @@ mla::device::Runtime* mla::device::find_cuda_runtime(int32_t index, std::string&
   auto& all = cuda::devices();
   const auto count = static_cast<int32_t>(all.runtimes.size());
   if (index >= 0 && index < count) return all.runtimes[static_cast<size_t>(index)].get();
-  reason = count == 0 ? "cpu: there is no CUDA device (" +
-                            (all.missing.empty() ? "none is visible" : all.missing) + ")"
+  reason = count == 0 ? "cpu: there is no CUDA device (" + all.missing + ")"
                       : "cuda:0 to cuda:" + std::to_string(count - 1);
   return nullptr;
 }

@@ -69,6 +69,14 @@ TEST(CommandLineTools, NumbersAreRefusedWhereTheyDoNotFitNeitherClampedNorGuesse
   }
 }
 
+TEST(CommandLineTools, DevicesAreCpuCudaOrCudaWithItsNumber) {
+  for (const char* name : {"gpu", "cuda:", "cuda:-1", "cuda:1x", "cuda:99999999999", "cpu:0", ""}) {
+    const ToolResult result = run_tool({"replay", "trace", "--device", name});
+    EXPECT_EQ(result.status, 2) << name;
+    EXPECT_THAT(result.err, HasSubstr("expected cpu, cuda or cuda:N, got " + std::string(name)));
+  }
+}
+
 TEST(CommandLineTools, JsonFileIsRefusedBeforeWorkWhereItCannotBeWritten) {
   const ToolResult result = run_tool({"doctor", "--json", "/no/such/folder/out.json"});
   EXPECT_EQ(result.status, 2);
@@ -109,6 +117,22 @@ TEST(DoctorTools, SaysWhichKernelServesEveryModelAndThatItIsRight) {
     EXPECT_LE(kernel.at("max_bound_share"), 1) << kernel;
   }
   EXPECT_GE(checked_kernels, 1);
+}
+
+TEST(DoctorTools, DescribesEveryGpuOrSaysWhyThereIsNone) {
+  const auto cuda = nlohmann::json::parse(run_tool({"doctor", "--json"}).out).at("cuda");
+  const std::string text = run_tool({"doctor"}).out;
+  if (cuda.at("devices").empty()) {
+    EXPECT_NE(cuda.at("missing"), "");
+    EXPECT_THAT(text, HasSubstr("no device: " + cuda.at("missing").get<std::string>()));
+  }
+  for (const auto& device : cuda.at("devices")) {
+    EXPECT_THAT(text, HasSubstr(device.at("name")));
+    EXPECT_GT(device.at("sms"), 0);
+    EXPECT_GT(device.at("memory_bytes").get<int64_t>(), 0);
+    for (const auto& model : device.at("models")) EXPECT_NE(model.at("kernel"), "") << model;
+    for (const auto& kernel : device.at("kernels")) EXPECT_TRUE(kernel.at("ok")) << kernel;
+  }
 }
 
 TEST(DoctorTools, JsonWithoutAFileStandsAloneOnStandardOutput) {

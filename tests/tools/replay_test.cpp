@@ -255,6 +255,31 @@ TEST_F(ReplayTools, EveryKernelOfTheMachineServes) {
   }
 }
 
+TEST_F(ReplayTools, DeviceIsNamedInTheReport) {
+  const json report = replayed(kShared, {"--device", "cpu", "--length-scale", "0.25"});
+  EXPECT_EQ(report.at("device"), "cpu");
+  EXPECT_NE(report.at("device_model"), "");
+  EXPECT_THAT(replay(kShared, {"--length-scale", "0.25"}).out,
+              HasSubstr(report.at("device_model").get<std::string>()));
+}
+
+TEST_F(ReplayTools, GpuServesWhereThereIsOneAndIsRefusedWithTheReasonElsewhere) {
+  const auto cuda = json::parse(run_tool({"doctor", "--json"}).out).at("cuda");
+  if (cuda.at("devices").empty()) {
+    const ToolResult result = replay(kShared, {"--device", "cuda"});
+    EXPECT_EQ(result.status, 2);
+    EXPECT_THAT(result.err, HasSubstr(cuda.at("missing")));
+    EXPECT_THAT(result.err, HasSubstr("cuda:0"));
+    return;
+  }
+  for (const char* dtype : {"fp32", "bf16", "fp16"}) {
+    const json report = replayed(kShared, {"--device", "cuda", "--dtype", dtype, "--check", "8"});
+    EXPECT_EQ(report.at("device"), "cuda:0");
+    EXPECT_EQ(report.at("device_model"), cuda.at("devices").at(0).at("name"));
+    EXPECT_EQ(report.at("requests_finished"), 4);
+  }
+}
+
 TEST_F(ReplayTools, ArrivalTimesAreObeyedWhereAsked) {
   const std::string trace = line(20, 1, "1", 5000) + line(20, 1, "2", 5400);
   EXPECT_GE(replayed(trace, {"--arrivals"}).at("wall_ms"), 400);

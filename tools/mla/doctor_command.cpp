@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "cases/check.hpp"
+#include "cuda/card.hpp"
 #include "mla/command.hpp"
 #include "mla/error.hpp"
 #include "mla/machine.hpp"
@@ -90,13 +91,25 @@ std::vector<cases::AttentionCase> self_check_cases() {
   return list;
 }
 
-KernelReport report_on(const KernelVerdict& verdict) {
+/// Everything about one device of this machine.
+struct DeviceReport {
+  std::vector<KernelReport> kernels;
+  std::vector<Support> models;  ///< of kModels
+
+  bool ok() const {
+    return std::ranges::all_of(kernels, [](const auto& kernel) { return kernel.fault.empty(); }) &&
+           std::ranges::all_of(models, [](const auto& support) { return bool{support}; });
+  }
+};
+
+KernelReport report_on(const KernelVerdict& verdict, Device device) {
   KernelReport report;
   report.verdict = verdict;
   if (!verdict.refusal.empty()) return report;
   for (cases::AttentionCase& attention_case : self_check_cases()) {
     attention_case.kernel = verdict.kernel;
-    if (!supports(attention_case.geometry, {}, {}, verdict.kernel)) continue;
+    attention_case.device = device;
+    if (!supports(attention_case.geometry, device, {}, verdict.kernel)) continue;
     std::string fault;
     try {
       const cases::CheckReport check =
@@ -113,6 +126,17 @@ KernelReport report_on(const KernelVerdict& verdict) {
   return report;
 }
 
+DeviceReport report_on(Device device) {
+  DeviceReport report;
+  for (const ModelShape& model : kModels) {
+    report.models.push_back(supports(model.geometry(), device));
+  }
+  for (const KernelVerdict& verdict : report.models.front().considered) {
+    report.kernels.push_back(report_on(verdict, device));
+  }
+  return report;
+}
+
 std::string verdict_text(const KernelReport& report) {
   if (!report.verdict.refusal.empty()) return "does not run: " + report.verdict.refusal;
   if (!report.fault.empty()) return "FAILED: " + report.fault;
@@ -120,23 +144,41 @@ std::string verdict_text(const KernelReport& report) {
                      report.checked_rows, report.max_abs_error, report.worst_share);
 }
 
-void print_report(const Machine& machine, const std::vector<KernelReport>& kernels) {
+std::string capability_text(const cuda::Card& card) {
+  return fmt::format("{}.{}", card.compute_capability / 10, card.compute_capability % 10);
+}
+
+void print_machine(const Machine& machine, const std::vector<cuda::Card>& cards,
+                   const std::string& missing) {
   fmt::print("libmla {}\n\n", version());
   fmt::print("CPU      {}, {} usable cores\n", machine.cpu_model, machine.usable_cores);
   fmt::print("flags    {}\n", fmt::join(machine.isa_flags, " "));
   fmt::print("memory   {:.1f} GiB, {:.1f} GiB available\n",
              static_cast<double>(machine.memory_bytes) / kGiB,
              static_cast<double>(machine.available_bytes) / kGiB);
-  fmt::print(
-      "\nkernels of the CPU, in order of preference, and their check against the reference\n");
-  for (const KernelReport& report : kernels) {
-    fmt::print("  {:<14} {}\n", report.verdict.kernel, verdict_text(report));
+  if (cards.empty()) fmt::print("cuda     no device: {}\n", missing);
+  for (size_t i = 0; i < cards.size(); ++i) {
+    const cuda::Card& card = cards[i];
+    fmt::print(
+        "cuda:{:<3} {}, compute capability {}, {} SMs, {:.1f} GiB; driver for CUDA {}, "
+        "runtime {}\n",
+        i, card.name, capability_text(card), card.num_sms,
+        static_cast<double>(card.memory_bytes) / kGiB, card.driver_version, card.runtime_version);
+  }
+}
+
+void print_device(const std::string& name, const DeviceReport& report) {
+  fmt::print("\nkernels of {}, in order of preference, and their check against the reference\n",
+             name);
+  for (const KernelReport& kernel : report.kernels) {
+    fmt::print("  {:<16} {}\n", kernel.verdict.kernel, verdict_text(kernel));
   }
   fmt::print(
       "\nmodel shapes (heads on this rank, latent, bf16, pages of 64) and who serves them\n");
-  for (const ModelShape& model : kModels) {
-    const Support support = supports(model.geometry());
-    fmt::print("  {:<28} {:>3}  {:>3}+{:<2}  {:<14} {}\n", model.name, model.num_heads,
+  for (size_t i = 0; i < kModels.size(); ++i) {
+    const ModelShape& model = kModels[i];
+    const Support& support = report.models[i];
+    fmt::print("  {:<28} {:>3}  {:>3}+{:<2}  {:<16} {}\n", model.name, model.num_heads,
                model.kv_lora_rank, model.qk_rope_head_dim, support ? support.kernel : "none",
                support.reason);
   }
@@ -164,40 +206,57 @@ Json to_json(const KernelReport& report) {
   return json;
 }
 
-Json models_json() {
-  Json models = Json::array();
-  for (const ModelShape& model : kModels) {
-    const Support support = supports(model.geometry());
-    models.push_back({{"name", model.name},
-                      {"heads", model.num_heads},
-                      {"kv_lora_rank", model.kv_lora_rank},
-                      {"qk_rope_head_dim", model.qk_rope_head_dim},
-                      {"kernel", support.kernel},
-                      {"reason", support.reason}});
+// Adds "kernels" and "models".
+void add_device(Json& json, const DeviceReport& report) {
+  json["kernels"] = Json::array();
+  for (const KernelReport& kernel : report.kernels) json["kernels"].push_back(to_json(kernel));
+  json["models"] = Json::array();
+  for (size_t i = 0; i < kModels.size(); ++i) {
+    json["models"].push_back({{"name", kModels[i].name},
+                              {"heads", kModels[i].num_heads},
+                              {"kv_lora_rank", kModels[i].kv_lora_rank},
+                              {"qk_rope_head_dim", kModels[i].qk_rope_head_dim},
+                              {"kernel", report.models[i].kernel},
+                              {"reason", report.models[i].reason}});
   }
-  return models;
+}
+
+Json to_json(const cuda::Card& card, const DeviceReport& report) {
+  Json json = {{"name", card.name},
+               {"compute_capability", capability_text(card)},
+               {"sms", card.num_sms},
+               {"memory_bytes", card.memory_bytes},
+               {"driver_version", card.driver_version},
+               {"runtime_version", card.runtime_version}};
+  add_device(json, report);
+  return json;
 }
 
 int run_doctor(const JsonTarget& target) {
   const Machine machine = describe_machine();
-  std::vector<KernelReport> kernels;
-  for (const KernelVerdict& verdict : supports(kModels.front().geometry()).considered) {
-    kernels.push_back(report_on(verdict));
+  std::string missing;
+  const std::vector<cuda::Card> cards = cuda::describe_cards(missing);
+  const DeviceReport cpu = report_on(Device{});
+  std::vector<DeviceReport> gpus;
+  for (size_t i = 0; i < cards.size(); ++i) {
+    gpus.push_back(report_on(Device{DeviceKind::kCuda, static_cast<int32_t>(i)}));
   }
-  const bool all_served = std::ranges::all_of(kModels, [](const ModelShape& model) {
-    return static_cast<bool>(supports(model.geometry()));
-  });
-  const bool all_ok =
-      std::ranges::all_of(kernels, [](const KernelReport& report) { return report.fault.empty(); });
+  const bool ok = cpu.ok() && std::ranges::all_of(gpus, &DeviceReport::ok);
 
-  if (!target.to_stdout()) print_report(machine, kernels);
+  if (!target.to_stdout()) {
+    print_machine(machine, cards, missing);
+    print_device("the CPU", cpu);
+    for (size_t i = 0; i < gpus.size(); ++i) print_device(fmt::format("cuda:{}", i), gpus[i]);
+  }
   Json json = {{"version", version()}, {"machine", to_json(machine)}};
-  json["kernels"] = Json::array();
-  for (const KernelReport& report : kernels) json["kernels"].push_back(to_json(report));
-  json["models"] = models_json();
-  json["ok"] = all_served && all_ok;
+  add_device(json, cpu);
+  json["cuda"] = {{"missing", missing}, {"devices", Json::array()}};
+  for (size_t i = 0; i < cards.size(); ++i) {
+    json["cuda"]["devices"].push_back(to_json(cards[i], gpus[i]));
+  }
+  json["ok"] = ok;
   write_json(target, json);
-  return all_served && all_ok ? kDone : kCheckFailed;
+  return ok ? kDone : kCheckFailed;
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "mla/command.hpp"
+#include "mla/device_option.hpp"
 #include "mla/interrupt.hpp"
 #include "mla/number_option.hpp"
 #include "mla/output.hpp"
@@ -35,7 +36,7 @@ bool serve(Server& server, bool show_progress) {
 struct ReplayOutput {
   JsonTarget json;
   bool quiet = false;      // no progress
-  bool no_limits = false;  // the machine's limits are not measured
+  bool no_limits = false;  // the CPU's limits are not measured
 };
 
 int run_replay(const ReplayOptions& options, const ReplayOutput& output) {
@@ -47,7 +48,7 @@ int run_replay(const ReplayOptions& options, const ReplayOutput& output) {
   const bool completed = serve(server, !output.quiet);
   server.finish();
   Roofs roofs;
-  if (completed && !output.no_limits) {
+  if (completed && !output.no_limits && options.device == Device{}) {
     roofs = cpu::measure_limits(server.kernel(), server.executor());
   }
   if (!output.json.to_stdout()) fmt::print("{}", replay_table(options, server, roofs));
@@ -102,6 +103,11 @@ void add_options(CLI::App& command, ReplayOptions& options) {
           "--dtype", [&options](const std::string& name) { options.dtype = dtype_named(name); },
           "of queries, cache and outputs (bf16)")
       ->check(CLI::IsMember({"bf16", "fp16", "fp32"}));
+  command
+      .add_option_function<std::string>(
+          "--device", [&options](const std::string& name) { options.device = parse_device(name); },
+          "where it runs: cpu, cuda or cuda:N (cpu)")
+      ->transform(device_option());
   integer("--threads", options.num_threads, 1, 1024, "threads (all processors)");
   integer("--check", options.checks_per_step, 0, 1 << 20,
           "rows of a step checked against the reference")

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <string>
 
+#include "mla/device.hpp"
 #include "mla/dtype.hpp"
 
 namespace mla::cli {
@@ -22,7 +23,8 @@ struct ReplayOptions {
   int64_t max_running = 256;
   int32_t num_drafts = 0;  ///< that each decode step verifies
   DType dtype = DType::kBFloat16;
-  int num_threads = 0;  ///< 0: every processor that may be used
+  Device device{};      ///< cpu or cuda:N
+  int num_threads = 0;  ///< 0: every processor that may be used; on a GPU they draw and check rows
   int64_t checks_per_step = 2;
   uint64_t seed = 1;
   std::string kernel;  ///< empty: the first that accepts

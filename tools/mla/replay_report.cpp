@@ -4,6 +4,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "cuda/card.hpp"
+#include "mla/machine.hpp"
 #include "mla/version.hpp"
 
 namespace mla::cli {
@@ -16,6 +18,12 @@ std::string rate_text(double rate, const char* unit, double roof) {
   std::string text = fmt::format("{:.1f} {}", rate, unit);
   if (roof > 0) text += fmt::format(" ({:.0f} % of {:.1f})", 100 * rate / roof, roof);
   return text;
+}
+
+// The processor or GPU behind a device.
+std::string model_of(Device device) {
+  if (device.kind == DeviceKind::kCpu) return describe_machine().cpu_model;
+  return cuda::describe_card(device.index).name;
 }
 
 }  // namespace
@@ -49,11 +57,14 @@ std::string replay_table(const ReplayOptions& options, const Server& server, con
                   "drawing rows {:.2f}, checks {:.2f}",
                   stats.wall_s, stats.attention_s, stats.append_s, stats.plan_s, stats.schedule_s,
                   stats.generate_s, stats.check_s));
+  const bool on_cpu = options.device == Device{};
+  row("device", fmt::format("{}, {}", to_string(options.device), model_of(options.device)));
   row("attention",
-      fmt::format("{}, {}, kernel {}, {} threads",
+      fmt::format("{}, {}, kernel {}{}",
                   rate_text(stats.gflops(), "GFLOP/s", roofs ? roofs->fma_gflops : 0),
                   rate_text(stats.gbytes_per_s(), "GB/s", roofs ? roofs->dram_read_gbps : 0),
-                  server.kernel(), server.num_threads()));
+                  server.kernel(),
+                  on_cpu ? fmt::format(", {} threads", server.num_threads()) : ""));
   row("largest error",
       fmt::format("{:.2e}, of the LSE {:.2e}: {:.2f} of what the contract allows",
                   stats.max_abs_error, stats.max_lse_error, stats.max_bound_share));
@@ -76,6 +87,8 @@ Json replay_json(const ReplayOptions& options, const Server& server, const Roofs
       {"token_budget", options.token_budget},
       {"speculate", options.num_drafts},
       {"dtype", name_of(options.dtype)},
+      {"device", to_string(options.device)},
+      {"device_model", model_of(options.device)},
       {"threads", server.num_threads()},
       {"seed", options.seed},
       {"kernel", server.kernel()},

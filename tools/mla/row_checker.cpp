@@ -17,10 +17,6 @@ namespace {
 
 constexpr size_t kMostMessages = 5;
 
-const std::byte* element(const void* data, int64_t index, DType dtype) {
-  return static_cast<const std::byte*>(data) + index * size_of(dtype);
-}
-
 float load(const std::byte* at, DType dtype) {
   switch (dtype) {
     case DType::kBFloat16:
@@ -39,13 +35,16 @@ uint64_t digest_bits(uint64_t digest, float value) {
 }  // namespace
 
 RowChecker::RowChecker(const ReplayOptions& options, const Geometry& geometry,
-                       const Content& content)
+                       const Content& content, Executor& executor, double probability_rounding)
     : options_(options),
       geometry_(geometry),
       content_(content),
+      executor_(executor),
+      probability_rounding_(probability_rounding),
       sampler_(options.seed, options.num_layers, options.num_heads),
       query_(static_cast<size_t>(content.query_bytes())),
-      expected_(static_cast<size_t>(geometry.kv_lora_rank)) {}
+      expected_(static_cast<size_t>(geometry.kv_lora_rank)),
+      got_(expected_.size() * static_cast<size_t>(size_of(geometry.dtype))) {}
 
 void RowChecker::choose(const std::vector<StepItem>& items) {
   samples_ = sampler_.choose(items, options_.checks_per_step);
@@ -57,16 +56,18 @@ void RowChecker::redraw(const Request& request, const RowSample& sample) {
   const auto content = [&](int64_t position) {
     return content_key(request, sample.item, position);
   };
-  for (int64_t position = 0; position <= sample.position; ++position) {
-    content_.latent_row(content(position), position, sample.layer,
-                        keys_.data() + position * row_bytes);
-  }
+  executor_.run([&](int worker) {
+    for (int64_t position = worker; position <= sample.position;
+         position += executor_.num_threads()) {
+      content_.latent_row(content(position), position, sample.layer,
+                          keys_.data() + position * row_bytes);
+    }
+  });
   content_.query(content(sample.position), sample.position, sample.layer, query_.data());
 }
 
 void RowChecker::check(const std::vector<Request>& requests, int32_t layer,
-                       const ConstTensor<3>& out, const TensorView<const float, 2>& lse,
-                       ReplayStats& stats) {
+                       const StepTensors& tensors, Stream stream, ReplayStats& stats) {
   for (const RowSample& sample : samples_) {
     if (sample.layer != layer) continue;
     if (interrupted()) return;
@@ -89,20 +90,18 @@ void RowChecker::check(const std::vector<Request>& requests, int32_t layer,
         static_cast<float>(options_.sm_scale), true, columns(query, 0, geometry.kv_lora_rank),
         columns(query, geometry.kv_lora_rank, geometry.qk_rope_head_dim),
         split_latent(cache, geometry.kv_lora_rank), 0, sample.head, expected_);
-    compare(sample, row, out, lse, stats);
+    compare(sample, row, tensors.read_row(sample.token, sample.head, got_, stream), stats);
   }
 }
 
-void RowChecker::compare(const RowSample& sample, const ReferenceRow& expected,
-                         const ConstTensor<3>& out, const TensorView<const float, 2>& lse,
+void RowChecker::compare(const RowSample& sample, const ReferenceRow& expected, float got_lse,
                          ReplayStats& stats) {
-  const DType dtype = out.dtype;
-  const int64_t row = sample.token * out.stride[0] + sample.head * out.stride[1];
-  const cases::ErrorBound bound = cases::error_bound(geometry_, expected);
+  const DType dtype = geometry_.dtype;
+  const cases::ErrorBound bound = cases::error_bound(geometry_, expected, probability_rounding_);
   double worst_share = 0;
   double worst_error = 0;
   for (size_t column = 0; column < expected_.size(); ++column) {
-    const float got = load(element(out.data, row + static_cast<int64_t>(column), dtype), dtype);
+    const float got = load(got_.data() + column * static_cast<size_t>(size_of(dtype)), dtype);
     const double error = std::abs(got - expected_[column]);
     const double share = error / cases::value_bound(bound, dtype, expected_[column]);
     // Written so that a NaN counts as the largest error there is.
@@ -110,7 +109,6 @@ void RowChecker::compare(const RowSample& sample, const ReferenceRow& expected,
     if (!(error <= worst_error)) worst_error = std::isnan(error) ? INFINITY : error;
     stats.output_digest = digest_bits(stats.output_digest, got);
   }
-  const float got_lse = lse.data[sample.token * lse.stride[0] + sample.head * lse.stride[1]];
   double lse_error = std::abs(got_lse - expected.lse);
   if (std::isnan(lse_error)) lse_error = INFINITY;
   stats.output_digest = digest_bits(stats.output_digest, got_lse);

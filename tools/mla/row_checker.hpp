@@ -6,12 +6,14 @@
 #include <vector>
 
 #include "mla/content.hpp"
+#include "mla/executor.hpp"
 #include "mla/geometry.hpp"
 #include "mla/reference.hpp"
 #include "mla/replay_options.hpp"
 #include "mla/replay_stats.hpp"
 #include "mla/row_sampler.hpp"
 #include "mla/step_item.hpp"
+#include "mla/step_tensors.hpp"
 
 namespace mla::cli {
 
@@ -20,15 +22,17 @@ namespace mla::cli {
 /// by mistake or a lost copy shows as well as a wrong sum.
 class RowChecker {
  public:
-  RowChecker(const ReplayOptions& options, const Geometry& geometry, const Content& content);
+  /// `executor` draws the keys; `probability_rounding` is the kernel's, see cases::error_bound. The
+  /// references are lent.
+  RowChecker(const ReplayOptions& options, const Geometry& geometry, const Content& content,
+             Executor& executor, double probability_rounding);
 
   /// Chooses the rows of a step that are checked.
   void choose(const std::vector<StepItem>& items);
 
-  /// Checks those of `layer`; none after an interrupt. out [T, H, rank] and lse [T, H] of the step,
-  /// packed in the order of its items.
-  void check(const std::vector<Request>& requests, int32_t layer, const ConstTensor<3>& out,
-             const TensorView<const float, 2>& lse, ReplayStats& stats);
+  /// Checks those of `layer`, whose outputs the tensors have; none after an interrupt.
+  void check(const std::vector<Request>& requests, int32_t layer, const StepTensors& tensors,
+             Stream stream, ReplayStats& stats);
 
   /// Requests with a row outside of its bound, each once; and the first few rows in words.
   const std::vector<int64_t>& failed_requests() const { return failed_requests_; }
@@ -37,18 +41,22 @@ class RowChecker {
  private:
   /// Draws the sample's keys and its query again.
   void redraw(const Request& request, const RowSample& sample);
-  void compare(const RowSample& sample, const ReferenceRow& expected, const ConstTensor<3>& out,
-               const TensorView<const float, 2>& lse, ReplayStats& stats);
+  /// Compares the row in got_ with expected_.
+  void compare(const RowSample& sample, const ReferenceRow& expected, float got_lse,
+               ReplayStats& stats);
   void note_failure(const RowSample& sample, double error, double lse_error, double bound_share);
 
   const ReplayOptions& options_;
   Geometry geometry_;
   const Content& content_;
+  Executor& executor_;
+  double probability_rounding_;
   RowSampler sampler_;
   std::vector<RowSample> samples_;
   std::vector<std::byte> keys_;
   std::vector<std::byte> query_;
   std::vector<double> expected_;
+  std::vector<std::byte> got_;
   std::vector<int64_t> failed_requests_;
   std::vector<std::string> messages_;
 };

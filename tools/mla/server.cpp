@@ -25,10 +25,13 @@ PoolConfig pool_config(const ReplayOptions& options) {
   config.kv_lora_rank = options.kv_lora_rank;
   config.qk_rope_head_dim = options.qk_rope_head_dim;
   config.dtype = options.dtype;
+  config.device = options.device;
   return config;
 }
 
+// Of the host. A GPU says itself what it has no room for, when it is asked.
 void check_memory(const ReplayOptions& options) {
+  if (options.device != Device{}) return;
   const size_t pool = LatentPool::bytes(pool_config(options));
   const auto buffers = static_cast<size_t>(StepExecutor::buffer_bytes(options));
   const int64_t available = describe_machine().available_bytes;

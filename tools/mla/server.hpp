@@ -19,7 +19,8 @@ namespace mla::cli {
 class Server {
  public:
   /// `requests` is lent. Throws UsageError where a request does not fit alone in the pool or the
-  /// pool does not fit in memory, InvalidArgument where no kernel serves the shape.
+  /// pool does not fit in memory, InvalidArgument where the device is not there or no kernel of it
+  /// serves the shape.
   Server(const ReplayOptions& options, const std::vector<Request>& requests);
 
   bool done() const { return scheduler_.done(); }

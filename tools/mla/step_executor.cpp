@@ -4,7 +4,9 @@
 #include <functional>
 #include <utility>
 
+#include "cases/error_bound.hpp"
 #include "mla/clock.hpp"
+#include "mla/supports.hpp"
 
 namespace mla::cli {
 namespace {
@@ -47,6 +49,11 @@ AttentionOptions attention_options(const ReplayOptions& options,
   return attention;
 }
 
+double probability_rounding(const ReplayOptions& options, const std::string& kernel) {
+  const Support support = supports(geometry_of(options), options.device, {}, kernel);
+  return cases::probability_rounding(options.dtype, support.rounds_probabilities);
+}
+
 // Runs `work` and adds the seconds it took.
 template <class Work>
 void timed(double& seconds, const Work& work) {
@@ -65,11 +72,13 @@ StepExecutor::StepExecutor(const ReplayOptions& options, const std::vector<Reque
       geometry_(geometry_of(options)),
       executor_(options.num_threads == 0 ? Executor::shared()
                                          : std::make_shared<Executor>(options.num_threads)),
+      stream_(options.device),
       attention_(pool, kv.key(), attention_options(options, requests, executor_)),
       runner_({&kv, &attention_}),
       content_(options.seed, options.dtype, geometry_.latent_width(), options.num_heads),
-      checker_(options, geometry_, content_),
-      tensors_(geometry_, options.token_budget) {
+      checker_(options, geometry_, content_, *executor_,
+               probability_rounding(options, attention_.kernel())),
+      tensors_(geometry_, options.token_budget, options.device) {
   step_.part<AttentionStep>(attention_.key());  // one causal pass over all rows of the step
 }
 
@@ -91,11 +100,11 @@ double StepExecutor::run(const std::vector<StepItem>& items, ReplayStats& stats)
   checker_.choose(items);
   count_work(items, stats);
   ReplayStats times;  // of this step
-  timed(times.plan_s, [&] { runner_.plan(step_); });
+  timed(times.plan_s, [&] { runner_.plan(step_, {}, stream_); });
   const StepViews views = tensors_.views(static_cast<int64_t>(tokens_.size()));
   for (int32_t layer = 0; layer < num_layers_; ++layer) {
     run_layer(layer, views, times);
-    timed(times.check_s, [&] { checker_.check(requests_, layer, views.out, views.lse, stats); });
+    timed(times.check_s, [&] { checker_.check(requests_, layer, tensors_, stream_, stats); });
   }
   timed(times.append_s, [&] { commit(items); });
 
@@ -132,16 +141,24 @@ void StepExecutor::draw(int32_t layer) {
 void StepExecutor::run_layer(int32_t layer, const StepViews& views, ReplayStats& times) {
   const int64_t rank = geometry_.kv_lora_rank;
   const int64_t rope = geometry_.qk_rope_head_dim;
-  timed(times.generate_s, [&] { draw(layer); });
+  timed(times.generate_s, [&] {
+    draw(layer);
+    tensors_.upload(static_cast<int64_t>(tokens_.size()), stream_);
+    stream_.synchronize();
+  });
   timed(times.append_s, [&] {
-    kv_.write(layer, "main", columns(views.rows, 0, rank), columns(views.rows, rank, rope));
+    kv_.write(layer, "main", columns(views.rows, 0, rank), columns(views.rows, rank, rope),
+              stream_);
+    stream_.synchronize();
   });
   timed(times.attention_s, [&] {
     attention_.run({.q_nope = columns(views.queries, 0, rank),
                     .q_pe = columns(views.queries, rank, rope),
                     .out = views.out,
                     .lse = views.lse,
-                    .layer = layer});
+                    .layer = layer},
+                   stream_);
+    stream_.synchronize();
   });
 }
 

@@ -7,6 +7,7 @@
 
 #include "mla/attention_resource.hpp"
 #include "mla/content.hpp"
+#include "mla/device_memory.hpp"
 #include "mla/kv_resource.hpp"
 #include "mla/pool.hpp"
 #include "mla/replay_options.hpp"
@@ -21,7 +22,8 @@ namespace mla::cli {
 
 /// Takes steps through a StepRunner over the KV resource and an attention resource, as an engine
 /// does: admits them, plans them once, then for each layer draws the new rows, writes them to the
-/// pool and attends; commits, and trims the rejected drafts. Sampled outputs go to the checker.
+/// pool and attends; commits, and trims the rejected drafts. Sampled outputs go to the checker. On
+/// a GPU each of these is waited for, so that its time is its own.
 class StepExecutor {
  public:
   /// The references are lent. Takes all memory that steps within the options' budget need.
@@ -29,7 +31,7 @@ class StepExecutor {
   StepExecutor(const ReplayOptions& options, const std::vector<Request>& requests,
                const LatentPool& pool, KvResource& kv);
 
-  /// Host memory of the tensors of the largest step.
+  /// Memory of the tensors of the largest step.
   static int64_t buffer_bytes(const ReplayOptions& options);
 
   /// Reserves what the step needs, or says how many pages are short and changes nothing.
@@ -61,6 +63,7 @@ class StepExecutor {
   int32_t num_layers_;
   Geometry geometry_;
   std::shared_ptr<Executor> executor_;
+  DeviceStream stream_;  // that everything is queued on
   AttentionResource attention_;
   StepRunner runner_;
   Step step_;
