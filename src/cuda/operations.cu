@@ -227,6 +227,20 @@ size_t independent_run(std::span<const PageCopy> copies, size_t capacity) {
 
 }  // namespace
 
+void CudaOperations::prepare() {
+  const DeviceGuard guard(index_);
+  const auto load = [](auto* kernel) {
+    cudaFuncAttributes ignored{};
+    MLA_CUDA_CHECK(cudaFuncGetAttributes(&ignored, reinterpret_cast<const void*>(kernel)));
+  };
+  load(&scatter_rows_kernel);
+  load(&scatter_rows_at_kernel);
+  load(&gather_rows_kernel);
+  load(&copy_pages_kernel);
+  load(&select_last_rows_kernel);
+  load(&merge_states_kernel);
+}
+
 void CudaOperations::scatter_rows(const LayerRows& layer, std::span<const int64_t> slots,
                                   const SourceRows& rows, Stream stream) {
   const DeviceGuard guard(index_);

@@ -10,6 +10,9 @@ class CudaOperations final : public device::Operations {
  public:
   explicit CudaOperations(int32_t index) : index_(index) {}
 
+  /// Loads the kernels, for which a first launch might have to wait for the device.
+  void prepare();
+
   void scatter_rows(const device::LayerRows& layer, std::span<const int64_t> slots,
                     const device::SourceRows& rows, Stream stream) override;
   void scatter_rows_at(const device::LayerRows& layer, const int64_t* slots, int64_t num_rows,

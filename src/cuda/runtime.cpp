@@ -29,6 +29,8 @@ class CudaRuntime final : public device::Runtime {
   bool is_immediate() const override { return false; }
 
   void* allocate(size_t bytes) override {
+    // Whatever will be captured or run behind blocked streams takes memory before.
+    std::call_once(prepared_, [this] { operations_.prepare(); });
     const DeviceGuard guard(index_);
     void* memory = nullptr;
     check_memory(cudaMalloc(&memory, at_least_one(bytes)), "cudaMalloc");
@@ -155,6 +157,7 @@ class CudaRuntime final : public device::Runtime {
 
   int32_t index_;
   CudaOperations operations_;
+  std::once_flag prepared_;
 };
 
 // Every device of the machine, found at the first question.

@@ -2,7 +2,6 @@
 #include <gtest/gtest.h>
 
 #include <cstddef>
-#include <cstdlib>
 #include <functional>
 #include <limits>
 #include <string>
@@ -158,18 +157,26 @@ TEST_F(AttentionResourceUnit, ContextAndNewRowsMergeToTheWhole) {
   plan(alone);
   engine.write_row_ids(last);
   const auto fresh = engine.attend("main");
-  std::vector<float> merged(whole.out.size()), lse(whole.lse.size());
+  const Device device = test::test_device();
+  test::DeviceArray<float> merged(device, std::vector<float>(whole.out.size())),
+      lse(device, std::vector<float>(whole.lse.size()));
   const std::array<int64_t, 3> out_shape = {1, 2, MiniEngine::kRank};
   const std::array<int64_t, 2> lse_shape = {1, 2};
-  const auto state = [&](const MiniEngine::Output& part) {
-    return PartialState{.out = contiguous_view(part.out.data(), out_shape),
-                        .lse = contiguous_view(part.lse.data(), lse_shape)};
+  struct Part {
+    explicit Part(const MiniEngine::Output& part)
+        : out(test::test_device(), part.out), lse(test::test_device(), part.lse) {}
+    test::DeviceArray<float> out, lse;
   };
-  const PartialState states[] = {state(context), state(fresh)};
-  merge_states(states, contiguous_view(merged.data(), out_shape),
-               contiguous_view(lse.data(), lse_shape));
-  for (size_t i = 0; i < merged.size(); ++i) EXPECT_NEAR(merged[i], whole.out[i], 1e-5);
-  for (size_t i = 0; i < lse.size(); ++i) EXPECT_NEAR(lse[i], whole.lse[i], 1e-5);
+  const Part first(context), second(fresh);
+  const auto state = [&](const Part& part) {
+    return PartialState{.out = part.out.view(out_shape), .lse = part.lse.view(lse_shape)};
+  };
+  const PartialState states[] = {state(first), state(second)};
+  merge_states(states, merged.view(out_shape), lse.view(lse_shape));
+  merged.read();
+  lse.read();
+  for (size_t i = 0; i < whole.out.size(); ++i) EXPECT_NEAR(merged.host[i], whole.out[i], 1e-5);
+  for (size_t i = 0; i < whole.lse.size(); ++i) EXPECT_NEAR(lse.host[i], whole.lse[i], 1e-5);
 }
 
 // A draft chain: one step appends 3 rows, pass i has one query and sees i + 1 of them.
@@ -467,7 +474,8 @@ TEST_F(AttentionResourceUnit, LentScratchOfTheQueriedSizeServesEveryBucket) {
                            .splits = {.forced_count = 3},
                            .executor = std::make_shared<Executor>(2)};
   const size_t bytes = AttentionResource::scratch_bytes(engine.pool, options);
-  auto* memory = static_cast<std::byte*>(std::aligned_alloc(64, (bytes + 63) / 64 * 64));
+  const DeviceMemory scratch(test::test_device(), bytes);
+  auto* memory = static_cast<std::byte*>(scratch.data());
   options.scratch = {memory, bytes - 1};
   EXPECT_THAT(
       refusal([&] { AttentionResource(engine.pool, "kv", options); }),
@@ -487,7 +495,6 @@ TEST_F(AttentionResourceUnit, LentScratchOfTheQueriedSizeServesEveryBucket) {
       lent.plan(step, {.lease = where, .results = results});
     }
   }
-  std::free(memory);
 }
 
 // sgl-project/sglang PR 4557, issue 5015 of flashinfer: padded rows.

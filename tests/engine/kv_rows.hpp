@@ -5,6 +5,7 @@
 #include <span>
 #include <vector>
 
+#include "device/test_device.hpp"
 #include "mla/kv_resource.hpp"
 
 namespace mla::engine {
@@ -19,19 +20,22 @@ inline PoolConfig small_pool(int64_t num_pages, int32_t page_size, int32_t num_l
           .page_size = page_size,
           .kv_lora_rank = 2,
           .qk_rope_head_dim = 1,
-          .dtype = DType::kFloat32};
+          .dtype = DType::kFloat32,
+          .device = test::test_device()};
 }
 
 // Writes the planned rows of a label to every layer.
 inline void write_tokens(KvResource& kv, std::string_view label, std::span<const Token> tokens) {
   const auto num_rows = static_cast<int64_t>(tokens.size());
   std::vector<float> rows(tokens.size() * 3);
+  test::DeviceArray<float> on_device(kv.pool().config().device);
   for (int32_t layer = 0; layer < kv.pool().config().num_layers; ++layer) {
     for (size_t i = 0; i < tokens.size(); ++i) {
       rows[i * 3] = rows[i * 3 + 2] = static_cast<float>(tokens[i]);
       rows[i * 3 + 1] = static_cast<float>(layer);
     }
-    const auto view = contiguous_view(rows.data(), std::array<int64_t, 2>{num_rows, 3});
+    on_device.assign(rows);
+    const auto view = on_device.view(std::array<int64_t, 2>{num_rows, 3});
     kv.write(layer, label, columns(view, 0, 2), columns(view, 2, 1));
   }
 }
@@ -45,8 +49,9 @@ inline std::vector<Token> read_tokens(const LatentPool& pool, std::span<const in
   const int64_t page_size = pool.config().page_size;
   std::vector<int64_t> slots(length);
   for (int64_t i = 0; i < length; ++i) slots[i] = pages[i / page_size] * page_size + i % page_size;
-  std::vector<float> rows(length * 3, -1);
-  pool.gather(layer, slots, contiguous_view(rows.data(), std::array<int64_t, 2>{length, 3}));
+  test::DeviceArray<float> on_device(pool.config().device, std::vector<float>(length * 3, -1));
+  pool.gather(layer, slots, on_device.view(std::array<int64_t, 2>{length, 3}));
+  const std::vector<float>& rows = on_device.read();
   std::vector<Token> tokens(length);
   for (int64_t i = 0; i < length; ++i) {
     const bool whole =

@@ -209,13 +209,13 @@ TEST_F(KvStepUnit, UnderABucketPaddedRowsGetNoSlot) {
   EXPECT_THAT(plan.slots, ElementsAre(first, first + 1, -1, -1, -1));
   EXPECT_EQ(plan.num_new_rows(), 2);
   // Rows of the whole bucket are taken, those past the live ones go nowhere.
-  std::vector<float> rows(5 * 12, 7.0F);
-  const auto view = contiguous_view(rows.data(), std::array<int64_t, 2>{5, 12});
+  const test::DeviceArray<float> rows(test::test_device(), std::vector<float>(5 * 12, 7.0F));
+  const auto view = rows.view(std::array<int64_t, 2>{5, 12});
   kv.write(0, "main", columns(view, 0, 8), columns(view, 8, 4));
-  std::vector<float> sink(12, 0.0F);
+  test::DeviceArray<float> sink(test::test_device(), std::vector<float>(12, 0.0F));
   const int64_t sink_slot[] = {int64_t{engine.pool.sink_page()} * 4};
-  engine.pool.gather(0, sink_slot, contiguous_view(sink.data(), std::array<int64_t, 2>{1, 12}));
-  EXPECT_THAT(sink, testing::Each(0.0F));
+  engine.pool.gather(0, sink_slot, sink.view(std::array<int64_t, 2>{1, 12}));
+  EXPECT_THAT(sink.read(), testing::Each(0.0F));
   kv.commit();
 }
 
@@ -392,10 +392,10 @@ TEST_F(KvEarlyUnit, NoRowIsTouchedBeforeTheEarlyStepIsPromoted) {
   const int32_t copy = early.labels[0].views[0].pages[0];
   ASSERT_NE(copy, pages({.request = 2})[0]);
   const auto first_row = [&](int32_t page) {
-    std::vector<float> row(12);
+    test::DeviceArray<float> row(test::test_device(), std::vector<float>(12));
     const int64_t slot[] = {int64_t{page} * 4};
-    engine.pool.gather(1, slot, contiguous_view(row.data(), std::array<int64_t, 2>{1, 12}));
-    return row;
+    engine.pool.gather(1, slot, row.view(std::array<int64_t, 2>{1, 12}));
+    return row.read();
   };
   EXPECT_THAT(first_row(copy), testing::Each(0.0F));
   kv.commit();

@@ -29,7 +29,7 @@ MiniEngine::MiniEngine(const MiniEngineOptions& options)
                  .sm_scale = kScale,
                  .limits = options.limits,
                  .capture = options.capture,
-                 .kernel = "reference",
+                 .kernel = test::test_kernel(options.device),
                  .executor = std::make_shared<Executor>(1)}),
       runner({&kv, &attention}),
       options_(options) {}
@@ -59,9 +59,8 @@ void MiniEngine::write_rows(const LabelPlan& plan, const std::vector<RowId>& ids
   std::vector<float> values(ids.size() * kLatent);
   for (int32_t layer = 0; layer < options_.num_layers; ++layer) {
     for (size_t i = 0; i < ids.size(); ++i) fill_row(ids[i], layer, &values[i * kLatent]);
-    const auto view = contiguous_view(
-        values.data(), std::array<int64_t, 2>{static_cast<int64_t>(ids.size()), kLatent},
-        options_.device);
+    rows_.assign(values);
+    const auto view = rows_.view(std::array<int64_t, 2>{std::ssize(ids), kLatent});
     kv.write(layer, plan.label, columns(view, 0, kRank), columns(view, kRank, kRope));
   }
 }
@@ -126,24 +125,18 @@ MiniEngine::Output MiniEngine::attend(std::string_view label, int32_t pass, int3
                                       std::optional<int64_t> bucket_tokens) {
   const int64_t tokens = bucket_tokens ? *bucket_tokens : qo_indptr(label, pass).back();
   const int64_t heads = options_.num_heads;
-  std::vector<float> query = queries(tokens, options_.num_heads);
-  Output output{.num_tokens = tokens,
-                .out = std::vector<float>(tokens * heads * kRank, kNan),
-                .lse = std::vector<float>(tokens * heads, kNan)};
-  const auto q = contiguous_view(query.data(), std::array<int64_t, 3>{tokens, heads, kLatent},
-                                 options_.device);
-  const auto out = contiguous_view(output.out.data(), std::array<int64_t, 3>{tokens, heads, kRank},
-                                   options_.device);
-  const auto lse =
-      contiguous_view(output.lse.data(), std::array<int64_t, 2>{tokens, heads}, options_.device);
+  query_.assign(queries(tokens, options_.num_heads));
+  out_.assign(std::vector<float>(tokens * heads * kRank, kNan));
+  lse_.assign(std::vector<float>(tokens * heads, kNan));
+  const auto q = query_.view(std::array<int64_t, 3>{tokens, heads, kLatent});
   attention.run({.q_nope = columns(q, 0, kRank),
                  .q_pe = columns(q, kRank, kRope),
-                 .out = out,
-                 .lse = lse,
+                 .out = out_.view(std::array<int64_t, 3>{tokens, heads, kRank}),
+                 .lse = lse_.view(std::array<int64_t, 2>{tokens, heads}),
                  .label = label,
                  .layer = layer,
                  .pass = pass});
-  return output;
+  return {.num_tokens = tokens, .out = out_.read(), .lse = lse_.read()};
 }
 
 void MiniEngine::expect_attends(std::string_view label, int32_t pass, bool causal,
@@ -226,13 +219,11 @@ void MiniEngine::expect_row(const Output& got, int32_t layer, int64_t first_toke
 }
 
 std::vector<int32_t> MiniEngine::qo_indptr(std::string_view label, int32_t pass) const {
-  const auto view = attention.qo_indptr_buf(label, pass);
-  return {view.data, view.data + view.shape[0]};
+  return test::read_back(attention.qo_indptr_buf(label, pass));
 }
 
 std::vector<int32_t> MiniEngine::kv_len(std::string_view label, int32_t pass) const {
-  const auto view = attention.kv_len_buf(label, pass);
-  return {view.data, view.data + view.shape[0]};
+  return test::read_back(attention.kv_len_buf(label, pass));
 }
 
 }  // namespace mla::engine

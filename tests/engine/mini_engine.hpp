@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cases/random.hpp"
+#include "device/test_device.hpp"
 #include "mla/mla.hpp"
 
 namespace mla::engine {
@@ -31,7 +32,7 @@ struct MiniEngineOptions {
   int32_t page_size = 4;
   int32_t num_layers = 2;
   int32_t num_heads = 2;
-  Device device{};
+  Device device = test::test_device();
   bool capture = false;
   Limits limits{.max_rows = 16, .max_tokens = 64, .max_listed_pages = 256};
 };
@@ -105,6 +106,8 @@ class MiniEngine {
                   bool causal) const;
 
   const MiniEngineOptions options_;
+  test::DeviceArray<float> rows_{options_.device}, query_{options_.device}, out_{options_.device},
+      lse_{options_.device};  // of one call
   std::map<StreamName, std::vector<RowId>> stored_;
   std::vector<std::pair<StreamName, std::vector<RowId>>> written_;
   RowId next_row_ = 1;

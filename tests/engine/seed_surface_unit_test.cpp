@@ -4,6 +4,7 @@
 #include <array>
 #include <functional>
 #include <limits>
+#include <numeric>
 #include <set>
 #include <string>
 #include <vector>
@@ -64,10 +65,12 @@ struct SeedSurfaceUnit : testing::Test {
 
 // A PagedAttention over the engine's pool, by itself.
 AttentionConfig wrapper_config(const LatentPool& pool) {
+  const Device device = pool.config().device;
   return {.geometry = AttentionResource::geometry_of(pool, 2),
           .num_pages = pool.total_pages(),
+          .device = device,
           .limits = {.max_rows = 8, .max_tokens = 32, .max_listed_pages = 64},
-          .kernel = "reference",
+          .kernel = test::test_kernel(device),
           .executor = std::make_shared<Executor>(1)};
 }
 
@@ -76,15 +79,15 @@ TEST_F(SeedSurfaceUnit, SupportsIsTrueForEveryShapeAndSaysWhichKernelAndWhy) {
   for (const auto& [rank, rope] : {std::pair{512, 64}, {512, 0}, {576, 64}, {16, 8}, {7, 3}}) {
     geometry.kv_lora_rank = rank;
     geometry.qk_rope_head_dim = rope;
-    const Support support = supports(geometry);
+    const Support support = supports(geometry, test::test_device());
     EXPECT_TRUE(support) << rank << " + " << rope;
     EXPECT_FALSE(support.kernel.empty());
     EXPECT_FALSE(support.reason.empty());
-    EXPECT_FALSE(support.capturable) << "a CPU has no graphs";
+    EXPECT_EQ(support.capturable, test::test_device() != Device{}) << "a CPU has no graphs";
   }
   geometry.num_heads = 0;
-  EXPECT_FALSE(supports(geometry));
-  EXPECT_THAT(supports(geometry).reason, HasSubstr("num_heads"));
+  EXPECT_FALSE(supports(geometry, test::test_device()));
+  EXPECT_THAT(supports(geometry, test::test_device()).reason, HasSubstr("num_heads"));
 }
 
 TEST_F(SeedSurfaceUnit, WrapperInGraphModeKeepsItsRowsAndAddressesForLife) {
@@ -126,8 +129,7 @@ TEST_F(SeedSurfaceUnit, WrapperPlanTakesLastPageLengthsOrLengths) {
                 .kv_last_page_len = {}};
     (by_last_page ? batch.kv_last_page_len : batch.kv_len) = by_last_page ? last : len;
     wrapper.plan(batch, {.sm_scale = 1, .causal = false});
-    const auto view = wrapper.kv_len_buf();
-    return std::vector<int32_t>(view.data, view.data + view.shape[0]);
+    return test::read_back(wrapper.kv_len_buf());
   };
   EXPECT_THAT(planned(true), ElementsAre(7, 0, 4));
   EXPECT_EQ(planned(true), planned(false));
@@ -138,25 +140,31 @@ TEST_F(SeedSurfaceUnit, WrapperRunTakesALayerOfThePoolOrTwoViews) {
   const auto joined = engine.attend("main", 0, 1);
   // The same rows in two tensors of their own.
   const int64_t pages = engine.pool.total_pages();
-  std::vector<float> ckv(pages * 4 * 8), kpe(pages * 4 * 4);
-  const auto* layer = static_cast<const float*>(std::as_const(engine.pool).layer(1).data);
+  const Device device = test::test_device();
+  std::vector<int64_t> slots(pages * 4);
+  std::iota(slots.begin(), slots.end(), 0);
+  test::DeviceArray<float> layer(device, std::vector<float>(pages * 4 * 12));
+  engine.pool.gather(1, slots, layer.view(std::array<int64_t, 2>{pages * 4, 12}));
+  layer.read();
+  std::vector<float> ckv_rows(pages * 4 * 8), kpe_rows(pages * 4 * 4);
   for (int64_t row = 0; row < pages * 4; ++row) {
-    std::copy_n(layer + row * 12, 8, &ckv[row * 8]);
-    std::copy_n(layer + row * 12 + 8, 4, &kpe[row * 4]);
+    std::copy_n(&layer.host[row * 12], 8, &ckv_rows[row * 8]);
+    std::copy_n(&layer.host[row * 12 + 8], 4, &kpe_rows[row * 4]);
   }
+  const test::DeviceArray<float> ckv(device, ckv_rows), kpe(device, kpe_rows);
   AttentionConfig config = wrapper_config(engine.pool);
   config.strides = CacheStrides{.ckv_page = 32, .ckv_row = 8, .kpe_page = 16, .kpe_row = 4};
   PagedAttention wrapper(config);
   wrapper.plan(kv.label_plan().batch(), {.sm_scale = MiniEngine::kScale});
-  const std::vector<float> q = MiniEngine::queries(4, 2);
-  const auto query = contiguous_view(q.data(), std::array<int64_t, 3>{4, 2, 12});
-  std::vector<float> out(4 * 2 * 8, kNan);
+  const test::DeviceArray<float> q(device, MiniEngine::queries(4, 2));
+  const auto query = q.view(std::array<int64_t, 3>{4, 2, 12});
+  test::DeviceArray<float> out(device, std::vector<float>(4 * 2 * 8, kNan));
   wrapper.run({.q_nope = columns(query, 0, 8),
                .q_pe = columns(query, 8, 4),
-               .cache = {.ckv = contiguous_view(ckv.data(), std::array<int64_t, 3>{pages, 4, 8}),
-                         .kpe = contiguous_view(kpe.data(), std::array<int64_t, 3>{pages, 4, 4})},
-               .out = contiguous_view(out.data(), std::array<int64_t, 3>{4, 2, 8})});
-  EXPECT_EQ(out, joined.out);
+               .cache = {.ckv = ckv.view(std::array<int64_t, 3>{pages, 4, 8}),
+                         .kpe = kpe.view(std::array<int64_t, 3>{pages, 4, 4})},
+               .out = out.view(std::array<int64_t, 3>{4, 2, 8})});
+  EXPECT_EQ(out.read(), joined.out);
 }
 
 TEST_F(SeedSurfaceUnit, UnderALeaseTMayBeTheBucketsTokens) {
@@ -169,7 +177,7 @@ TEST_F(SeedSurfaceUnit, UnderALeaseTMayBeTheBucketsTokens) {
 TEST_F(SeedSurfaceUnit, ManagerRefusesAnotherCacheAMissingScaleAndMissingHeads) {
   const AttentionOptions good{.geometry = AttentionResource::geometry_of(engine.pool, 2),
                               .sm_scale = 0.1F,
-                              .kernel = "reference"};
+                              .kernel = test::test_kernel(test::test_device())};
   const auto refused = [&](const std::function<void(AttentionOptions&)>& change) {
     AttentionOptions options = good;
     change(options);
@@ -195,6 +203,7 @@ TEST_F(SeedSurfaceUnit, ManagerRefusesAnotherCacheAMissingScaleAndMissingHeads) 
   EXPECT_THAT(refused([](AttentionOptions& o) { o.geometry.dtype = DType::kBFloat16; }),
               HasSubstr("dtype"));
   EXPECT_THAT(refused([](AttentionOptions& o) { o.kernel = "none such"; }), HasSubstr("none such"));
+  if (test::test_device() != Device{}) return;
   EXPECT_THAT(refused([](AttentionOptions& o) { o.capture = true; }), HasSubstr("capture"));
 }
 
@@ -283,13 +292,13 @@ TEST_F(SeedSurfaceUnit, RunTakesLabelAndLayerFromTheCursorThatPlanResets) {
   const Step step =
       MiniEngine::step_of({{.request = 1, .span = 1}, {.request = 1, .label = "draft", .span = 1}});
   const auto run = [&] {
-    const std::vector<float> q = MiniEngine::queries(1, 2);
-    const auto query = contiguous_view(q.data(), std::array<int64_t, 3>{1, 2, 12});
-    std::vector<float> out(16, kNan);
+    const test::DeviceArray<float> q(test::test_device(), MiniEngine::queries(1, 2));
+    const auto query = q.view(std::array<int64_t, 3>{1, 2, 12});
+    test::DeviceArray<float> out(test::test_device(), std::vector<float>(16, kNan));
     attention.run({.q_nope = columns(query, 0, 8),
                    .q_pe = columns(query, 8, 4),
-                   .out = contiguous_view(out.data(), std::array<int64_t, 3>{1, 2, 8})});
-    return out;
+                   .out = out.view(std::array<int64_t, 3>{1, 2, 8})});
+    return out.read();
   };
   plan(step);
   EXPECT_EQ(run(), engine.attend("main", 0, 0).out);
@@ -329,21 +338,25 @@ TEST_F(SeedSurfaceUnit, SelectLastHiddenTakesEachRequestsLastRowAndZerosWithoutQ
   plan(MiniEngine::step_of(
            {{.request = 1, .span = 3}, {.request = 3, .span = 0}, {.request = 2, .span = 1}}),
        lease(0, 5, 8));
-  std::vector<float> hidden(8 * 4, kNan), out(5 * 3, kNan);
+  std::vector<float> values(8 * 4, kNan);
   for (int64_t token = 0; token < 4; ++token) {
-    for (int64_t c = 0; c < 3; ++c) hidden[token * 4 + c] = static_cast<float>(10 * token + c);
+    for (int64_t c = 0; c < 3; ++c) values[token * 4 + c] = static_cast<float>(10 * token + c);
   }
-  const TensorView<const float, 2> rows{.data = hidden.data(), .shape = {8, 3}, .stride = {4, 1}};
-  const auto result = contiguous_view(out.data(), std::array<int64_t, 2>{5, 3});
+  const Device device = test::test_device();
+  const test::DeviceArray<float> hidden(device, values);
+  test::DeviceArray<float> out(device, std::vector<float>(5 * 3, kNan));
+  const TensorView<const float, 2> rows{
+      .data = hidden.data(), .shape = {8, 3}, .stride = {4, 1}, .device = device};
+  const auto result = out.view(std::array<int64_t, 2>{5, 3});
   attention.select_last_hidden(rows, result);
-  EXPECT_THAT(out, ElementsAre(20, 21, 22, 0, 0, 0, 30, 31, 32, 0, 0, 0, 0, 0, 0));
+  EXPECT_THAT(out.read(), ElementsAre(20, 21, 22, 0, 0, 0, 30, 31, 32, 0, 0, 0, 0, 0, 0));
   TensorView<const float, 2> live = rows;
   live.shape[0] = 4;
   attention.select_last_hidden(live, result);
   live.shape[0] = 5;
   EXPECT_THAT(refusal([&] { attention.select_last_hidden(live, result); }),
               testing::AllOf(HasSubstr("hidden.shape[0]"), HasSubstr("4"), HasSubstr("8")));
-  const auto narrow = contiguous_view(out.data(), std::array<int64_t, 2>{4, 3});
+  const auto narrow = out.view(std::array<int64_t, 2>{4, 3});
   EXPECT_THAT(refusal([&] { attention.select_last_hidden(rows, narrow); }),
               testing::AllOf(HasSubstr("out.shape"), HasSubstr("[5, 3]")));
   ConstTensor<2> negative = rows;
@@ -357,13 +370,14 @@ TEST_F(SeedSurfaceUnit, SelectLastHiddenTakesEachRequestsLastRowAndZerosWithoutQ
 }
 
 TEST_F(SeedSurfaceUnit, UsesKernelIsFalseOnlyWhereTheReferenceServes) {
-  EXPECT_FALSE(attention.uses_kernel());
-  EXPECT_EQ(attention.kernel(), "reference");
+  EXPECT_EQ(attention.kernel() == "reference", test::test_device() == Device{}) << "as asked for";
+  EXPECT_EQ(attention.uses_kernel(), attention.kernel() != "reference");
   const AttentionResource fast(
       engine.pool, "kv",
       {.geometry = AttentionResource::geometry_of(engine.pool, 2), .sm_scale = 1});
   EXPECT_EQ(fast.uses_kernel(),
-            supports(AttentionResource::geometry_of(engine.pool, 2)).kernel != "reference");
+            supports(AttentionResource::geometry_of(engine.pool, 2), test::test_device()).kernel !=
+                "reference");
 }
 
 }  // namespace

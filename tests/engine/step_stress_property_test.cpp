@@ -364,8 +364,8 @@ class Driver {
         for (size_t i = 0; i < tokens.size(); ++i) {
           MiniEngine::fill_row(tokens[i], layer, &rows[i * kLatent]);
         }
-        const auto view =
-            contiguous_view(rows.data(), std::array<int64_t, 2>{std::ssize(tokens), kLatent});
+        new_rows_.assign(rows);
+        const auto view = new_rows_.view(std::array<int64_t, 2>{std::ssize(tokens), kLatent});
         engine_.kv.write(layer, label, columns(view, 0, MiniEngine::kRank),
                          columns(view, MiniEngine::kRank, MiniEngine::kRope));
         const MiniEngine::Output got = engine_.attend(label, 0, layer);
@@ -391,13 +391,13 @@ class Driver {
                         i % kPageSize);
       }
       for (int32_t layer = 0; layer < kLayers; ++layer) {
-        std::vector<float> rows(length * kLatent), wanted(length * kLatent);
-        engine_.pool.gather(layer, slots,
-                            contiguous_view(rows.data(), std::array<int64_t, 2>{length, kLatent}));
+        test::DeviceArray<float> rows(test::test_device(), std::vector<float>(length * kLatent));
+        std::vector<float> wanted(length * kLatent);
+        engine_.pool.gather(layer, slots, rows.view(std::array<int64_t, 2>{length, kLatent}));
         for (int64_t i = 0; i < length; ++i) {
           MiniEngine::fill_row(stream.tokens[i], layer, &wanted[i * kLatent]);
         }
-        ASSERT_EQ(rows, wanted) << name.first << " " << name.second << " layer " << layer;
+        ASSERT_EQ(rows.read(), wanted) << name.first << " " << name.second << " layer " << layer;
       }
     }
     const PageCounts has = engine_.kv.check(), wants = model_.counts();
@@ -416,6 +416,7 @@ class Driver {
                       .num_heads = kHeads,
                       .limits = {.max_rows = 16, .max_tokens = 128, .max_listed_pages = 256}}};
   KvModel model_;
+  test::DeviceArray<float> new_rows_{test::test_device()};
   RunThread thread_;
   RequestId next_request_ = 1;
   Token next_token_ = 1;
