@@ -1,0 +1,68 @@
+#pragma once
+
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <string>
+#include <thread>
+
+#include "device/test_device.hpp"
+
+namespace mla::cuda {
+
+inline constexpr Device kGpu{DeviceKind::kCuda, 0};
+
+/// Tests of the GPU, skipped with the reason where there is none. None may leave an error behind.
+class CudaTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    const std::string reason = test::missing(kGpu);
+    if (!reason.empty()) GTEST_SKIP() << reason;
+  }
+  void TearDown() override {
+    if (IsSkipped()) return;
+    EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+    EXPECT_EQ(cudaGetLastError(), cudaSuccess);
+  }
+  /// Whether so much memory is free.
+  static bool has_room(size_t bytes) {
+    size_t free_bytes = 0, all = 0;
+    return cudaMemGetInfo(&free_bytes, &all) == cudaSuccess && free_bytes >= bytes;
+  }
+};
+
+/// Holds a stream up: what is queued behind close() waits until open(). Take all memory before:
+/// CUDA may wait for the whole device to give or take some.
+class Gate {
+ public:
+  ~Gate() {
+    open();
+    cudaDeviceSynchronize();  // nobody looks at it any more
+  }
+
+  void close(Stream stream) {
+    const auto wait = [](void* gate) { static_cast<Gate*>(gate)->is_open_.wait(false); };
+    ASSERT_EQ(cudaLaunchHostFunc(static_cast<cudaStream_t>(stream.handle), wait, this),
+              cudaSuccess);
+  }
+  void open() {
+    is_open_ = true;
+    is_open_.notify_all();
+  }
+  bool is_open() const { return is_open_; }
+  /// A thread that opens it later, so that a host that waits is not stuck for ever.
+  std::jthread open_after(std::chrono::milliseconds delay) {
+    return std::jthread([this, delay] {
+      std::this_thread::sleep_for(delay);
+      open();
+    });
+  }
+
+ private:
+  std::atomic<bool> is_open_ = false;
+};
+
+}  // namespace mla::cuda
