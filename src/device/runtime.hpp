@@ -5,6 +5,7 @@
 #include <string>
 
 #include "mla/device.hpp"
+#include "mla/export.hpp"
 
 // The few things that the library asks of a device besides its kernels. What stands above (staging,
 // graphs, resources) is written once against this and runs on each of them.
@@ -77,11 +78,12 @@ class Runtime {
 
 /// Null, and what there is instead, where the build or the machine has no such device. Allocates
 /// only then.
-Runtime* find_runtime(Device device, std::string& instead);
+MLA_API Runtime* find_runtime(Device device, std::string& instead);
 
 /// The runtime of a device. Throws InvalidArgument, in the name of `what` and `where`, where the
 /// library has none.
-Runtime& runtime_of(Device device, const char* what = "device", const char* where = "runtime_of");
+MLA_API Runtime& runtime_of(Device device, const char* what = "device",
+                            const char* where = "runtime_of");
 
 /// Whether work of this device is done by the kernels of the CPU table.
 inline bool runs_on_host(Device device) { return device.kind != DeviceKind::kCuda; }

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <numeric>
+#include <ostream>
 #include <random>
 #include <string>
 #include <vector>
@@ -19,6 +19,8 @@ struct Shape {
   const char* name;
   const char* kernel;
   Geometry geometry;
+
+  friend void PrintTo(const Shape& shape, std::ostream* out) { *out << shape.name; }
 };
 
 constexpr Geometry kDeepSeek{.num_heads = 16,
