@@ -2,7 +2,7 @@
 // verifies. A round is a draft step and a verify step; then the rows of rejected drafts are taken
 // back. While a step runs, the next one is planned. Read Engine::serve first, then run_step.
 //
-//   engine [DRAFTS [PAGES [SEED]]]    prints what happened; exit status 1 if a page was lost
+//   engine [cuda] [DRAFTS [PAGES [SEED]]]   prints what happened; exit status 1 if a page was lost
 #include <algorithm>
 #include <array>
 #include <deque>
@@ -16,45 +16,16 @@
 #include <vector>
 
 #include "mla/mla.hpp"
+#include "stand_in_model.hpp"
 
 constexpr int32_t kPageSize = 4, kLayers = 3;
-constexpr int64_t kHidden = 32, kVocab = 64, kHeads = 4, kRank = 16, kRope = 8, kLatent = 24;
-constexpr mla::Device kDevice{};       // of the pool and of every tensor
+constexpr int64_t kHeads = 4, kRank = 16, kRope = 8, kLatent = 24;
+constexpr auto kFloat = mla::DType::kFloat32;
 constexpr float kSmScale = 0.204124F;  // 24^-0.5, of the head before it is absorbed
 
 // The streams of a request, and the steps of a round: each appends to one of them.
 constexpr std::string_view kDraft = "draft", kMain = "main";
 constexpr std::array kLabels{kDraft, kMain};
-
-using Rows = std::vector<float>;  // [T, width], row-major
-
-// In place of a model: seeded weights and plain loops on the host. All else is real.
-Rows stand_in_projection(const Rows& rows, int64_t from, int64_t to, uint64_t seed) {
-  std::mt19937_64 random(seed);
-  Rows result(std::ssize(rows) / from * to);
-  for (int64_t w = 0; w < from * to; ++w) {
-    const float weight = static_cast<float>(random() >> 40) * 0x1p-24F - 0.5F;
-    for (int64_t t = 0; t < std::ssize(rows) / from; ++t) {
-      result[t * to + w % to] += rows[t * from + w / to] * weight;
-    }
-  }
-  return result;
-}
-
-Rows stand_in_embedding(const std::vector<int>& tokens) {
-  Rows one_hot(tokens.size() * kVocab);
-  for (size_t t = 0; t < tokens.size(); ++t) one_hot[t * kVocab + tokens[t]] = 1;
-  return stand_in_projection(one_hot, kVocab, kHidden, 1);
-}
-
-std::vector<int> stand_in_next_tokens(const Rows& hidden) {
-  const Rows scores = stand_in_projection(hidden, kHidden, kVocab, 0);
-  std::vector<int> tokens;
-  for (auto row = scores.begin(); row != scores.end(); row += kVocab) {
-    tokens.push_back(static_cast<int>(std::max_element(row, row + kVocab) - row));
-  }
-  return tokens;
-}
 
 // Where a request stands: all that planning needs to know of it.
 struct Request {
@@ -83,15 +54,16 @@ class Engine {
   std::map<std::string, int64_t> counts;  // what happened
   std::vector<std::vector<int>> texts;    // by request: its tokens, then the round's drafts
 
-  Engine(int32_t max_drafts, int64_t num_pages)
-      : max_drafts_(max_drafts),
+  Engine(mla::Device device, int32_t max_drafts, int64_t num_pages)
+      : device_(device),
+        max_drafts_(max_drafts),
         pool_({.num_layers = kLayers,
                .num_pages = num_pages,
                .page_size = kPageSize,
                .kv_lora_rank = kRank,
                .qk_rope_head_dim = kRope,
-               .dtype = mla::DType::kFloat32,
-               .device = kDevice}),
+               .dtype = kFloat,
+               .device = device}),
         kv_(pool_),
         attention_(pool_, kv_.key(),
                    {.geometry = mla::AttentionResource::geometry_of(pool_, kHeads),
@@ -123,7 +95,7 @@ class Engine {
     admit(steps_[slot_], label);
     const auto& plan = runner_.plan(steps_[slot_], {.slot = slot_}).get<mla::KvPlan>("kv");
     if (early_plan_) ++counts[plan.id == early_plan_ ? "plans promoted" : "plans stale"];
-    // On the CPU a run returns when it is done, so another thread makes it. It changes only `texts`
+    // The stand-in model computes on the host, so another thread runs it. It changes only `texts`
     // and `said_`, which planning does not read.
     auto run = std::async(std::launch::async, [&] { label == kMain ? verify() : propose(); });
     plan_ahead(label);
@@ -215,25 +187,39 @@ class Engine {
     return tokens;
   }
 
+  // A real model has its tensors on the device; these are copied there and back, and waited for.
+  mla::DeviceMemory to_device(const Rows& rows) const {
+    mla::DeviceMemory memory(device_, rows.size() * sizeof(float));
+    memory.copy_from_host(rows.data(), memory.bytes());
+    mla::synchronize(device_);
+    return memory;
+  }
   // Both take the hidden states of the rows that are written or that attend.
   void write(std::string_view label, int32_t layer, const Rows& hidden) {
-    Rows latents = stand_in_projection(hidden, kHidden, kLatent, 10 + 3 * layer);
     const int64_t n = std::ssize(hidden) / kHidden;
-    const auto rows = mla::contiguous_view(latents.data(), std::array{n, kLatent}, kDevice);
+    const auto latents = to_device(stand_in_projection(hidden, kHidden, kLatent, 10 + 3 * layer));
+    const auto rows = mla::contiguous_view(latents.data(), std::array{n, kLatent}, kFloat, device_);
     kv_.write(layer, label, mla::columns(rows, 0, kRank), mla::columns(rows, kRank, kRope));
+    mla::synchronize(device_);
   }
   void attend(std::string_view label, int32_t layer, int32_t pass, Rows& hidden) {
-    Rows queries = stand_in_projection(hidden, kHidden, kHeads * kLatent, 11 + 3 * layer);
     const int64_t n = std::ssize(hidden) / kHidden;
+    const auto queries =
+        to_device(stand_in_projection(hidden, kHidden, kHeads * kLatent, 11 + 3 * layer));
     Rows attended(n * kHeads * kRank);
-    const auto q = mla::contiguous_view(queries.data(), std::array{n, kHeads, kLatent}, kDevice);
-    const auto out = mla::contiguous_view(attended.data(), std::array{n, kHeads, kRank}, kDevice);
+    const auto results = to_device(attended);
+    const auto q =
+        mla::contiguous_view(queries.data(), std::array{n, kHeads, kLatent}, kFloat, device_);
+    const auto out =
+        mla::contiguous_view(results.data(), std::array{n, kHeads, kRank}, kFloat, device_);
     attention_.run({.q_nope = mla::columns(q, 0, kRank),
                     .q_pe = mla::columns(q, kRank, kRope),
                     .out = out,
                     .label = label,
                     .layer = layer,
                     .pass = pass});
+    results.copy_to_host(attended.data(), results.bytes());
+    mla::synchronize(device_);
     const Rows change = stand_in_projection(attended, kHeads * kRank, kHidden, 12 + 3 * layer);
     for (size_t i = 0; i < hidden.size(); ++i) hidden[i] += 0.25F * change[i];
   }
@@ -261,6 +247,7 @@ class Engine {
     if (std::erase_if(running_, is_finished) > 0) is_full_ = false;
   }
 
+  const mla::Device device_;  // of the pool and of every tensor
   const int32_t max_drafts_;
   mla::LatentPool pool_;  // of a draft stream's pages only layer 0 is used
   mla::KvResource kv_;
@@ -276,7 +263,10 @@ class Engine {
 };
 
 int main(int argc, char** argv) try {
-  Engine engine(argc > 1 ? std::stoi(argv[1]) : 3, argc > 2 ? std::stoll(argv[2]) : 48);
+  const bool on_gpu = argc > 1 && std::string_view(argv[1]) == "cuda";
+  if (on_gpu) --argc, ++argv;
+  const mla::Device device{on_gpu ? mla::DeviceKind::kCuda : mla::DeviceKind::kCpu};
+  Engine engine(device, argc > 1 ? std::stoi(argv[1]) : 3, argc > 2 ? std::stoll(argv[2]) : 48);
   std::mt19937_64 random(argc > 3 ? std::stoull(argv[3]) : 1);
   const auto below = [&](int limit) { return static_cast<int32_t>(random() % limit); };
   std::deque<Request> requests;

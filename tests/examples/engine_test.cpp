@@ -8,6 +8,8 @@
 #include <sstream>
 #include <string>
 
+#include "device/test_device.hpp"
+
 namespace mla {
 namespace {
 
@@ -30,7 +32,8 @@ std::map<std::string, uint64_t> counts_of(const std::string& out) {
 
 EngineRun run_engine(const std::string& arguments) {
   EngineRun run;
-  std::FILE* pipe = popen((MLA_ENGINE_PATH " " + arguments + " 2>&1").c_str(), "r");
+  const char* device = test::test_device() == Device{} ? " " : " cuda ";
+  std::FILE* pipe = popen((MLA_ENGINE_PATH + (device + arguments) + " 2>&1").c_str(), "r");
   if (pipe == nullptr) return run;
   char buffer[256];
   while (std::fgets(buffer, sizeof buffer, pipe) != nullptr) run.out += buffer;
