@@ -34,6 +34,7 @@ Card describe_card(int32_t index) {
 std::vector<Card> describe_cards(std::string& missing) {
   std::vector<Card> cards;
   const int32_t count = count_cards(missing);
+  cards.reserve(static_cast<size_t>(count));
   for (int32_t index = 0; index < count; ++index) cards.push_back(describe_card(index));
   return cards;
 }

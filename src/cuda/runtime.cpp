@@ -177,7 +177,8 @@ struct Devices {
   static DeviceLimits limits_of(int32_t index) {
     const auto ask = [index](cudaDeviceAttr attribute) {
       int value = 0;
-      MLA_CUDA_CHECK(cudaDeviceGetAttribute(&value, attribute, index));
+      check(cudaDeviceGetAttribute(&value, attribute, index), "cudaDeviceGetAttribute",
+            "device_limits");
       return value;
     };
     return {.compute_capability = 10 * ask(cudaDevAttrComputeCapabilityMajor) +

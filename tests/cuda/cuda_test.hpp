@@ -34,8 +34,9 @@ class CudaTest : public testing::Test {
   }
 };
 
-/// Holds a stream up: what is queued behind close() waits until open(). Take all memory before:
-/// CUDA may wait for the whole device to give or take some.
+/// Holds a stream up: what is queued behind close() waits until open(), or for two seconds, so that
+/// a host that waits, as it must not, finds it open. Take all memory before: CUDA may wait for the
+/// whole device to give or take some.
 class Gate {
  public:
   ~Gate() {
@@ -44,16 +45,20 @@ class Gate {
   }
 
   void close(Stream stream) {
-    const auto wait = [](void* gate) { static_cast<Gate*>(gate)->is_open_.wait(false); };
+    const auto wait = [](void* data) {
+      auto* gate = static_cast<Gate*>(data);
+      const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(2);
+      while (!gate->is_open_ && std::chrono::steady_clock::now() < limit) {
+        std::this_thread::sleep_for(std::chrono::microseconds(100));
+      }
+      gate->open();
+    };
     ASSERT_EQ(cudaLaunchHostFunc(static_cast<cudaStream_t>(stream.handle), wait, this),
               cudaSuccess);
   }
-  void open() {
-    is_open_ = true;
-    is_open_.notify_all();
-  }
+  void open() { is_open_ = true; }
   bool is_open() const { return is_open_; }
-  /// A thread that opens it later, so that a host that waits is not stuck for ever.
+  /// A thread that opens it after a while.
   std::jthread open_after(std::chrono::milliseconds delay) {
     return std::jthread([this, delay] {
       std::this_thread::sleep_for(delay);
