@@ -148,9 +148,8 @@ __device__ inline void attend(const AttentionArgs& args, const int half,
   };
 
   // Stage 2: weights from scores.
-  const auto hide_keys = [&](const auto& limit_of, int32_t first_key) {
-    const int32_t seen[kRowsOfThread] = {limit_of(first_row) - first_key,
-                                         limit_of(first_row + 8) - first_key};
+  const auto hide_keys = [&](const auto& keys_seen_by) {
+    const int32_t seen[kRowsOfThread] = {keys_seen_by(first_row), keys_seen_by(first_row + 8)};
 #pragma unroll
     for (int i = 0; i < 32; ++i) {
       if (i / 4 * 8 + lane % 4 * 2 + i % 2 >= seen[i / 2 % 2]) scores[i] = -INFINITY;
@@ -239,30 +238,28 @@ __device__ inline void attend(const AttentionArgs& args, const int half,
 
   // All steps of a work; ends with the row sums of both groups.
   const auto attend_keys = [&](const Work& work, float(&sum)[kRowsOfThread]) {
-    // Keys that a row sees.
-    const auto limit_of = [&](int row) {
-      return min(work.kv_end, visible_keys(plan_of(args), args.tensors.geometry.num_heads,
-                                           work.request, work.row_begin + row));
+    int32_t left = work.kv_end - work.kv_begin;  // keys from this step on
+    // Of those, what a row sees; the tile is read again, as above.
+    const auto keys_seen_by = [&](int row) {
+      const Work again = work_of<Traits>(args, work.tile);
+      const int32_t seen = visible_keys(plan_of(args), args.tensors.geometry.num_heads,
+                                        again.request, again.row_begin + row);
+      return min(again.kv_end, seen) - (again.kv_end - left);
     };
-    const int32_t all_see = limit_of(0);  // later rows see no less
-    const auto keys_in = [&](int32_t step) {
-      return min(work.kv_end - work.kv_begin - step * Traits::kKeys, Traits::kKeys);
-    };
+    const int32_t hidden = left - keys_seen_by(0);  // from some row; later rows see no less
 
     // From the finished scores of this group's step on.
-    const auto lead = [&](int32_t step) {
+    const auto lead = [&] {
       finish_scores(ring);
-      if (step == work.num_steps - 1 && lane == 0) {
-        barrier_arrive(shared_address(&shared.queries_free));
-      }
-      const int32_t first_key = work.kv_begin + step * Traits::kKeys;
-      if (all_see - first_key < Traits::kKeys) hide_keys(limit_of, first_key);
+      if (left <= Traits::kKeys && lane == 0) barrier_arrive(shared_address(&shared.queries_free));
+      if (left - hidden < Traits::kKeys) hide_keys(keys_seen_by);
       form_weights();
       publish_weights();
       rescale_out();
       start_values_of_own(ring);
       finish_values(ring);
       ++ring.step;
+      left -= Traits::kKeys;
     };
     // The other group's step, up to its products.
     const auto follow = [&] {
@@ -273,26 +270,26 @@ __device__ inline void attend(const AttentionArgs& args, const int half,
 
     barrier_wait(shared_address(&shared.queries_full), num_works % 2);
     fence_async_proxy();
-    int32_t step = 0;
     if (static_cast<int>(ring.stage()) == half) {
-      start_scores(ring, keys_in(step));
-      lead(step++);
+      start_scores(ring, left);
+      lead();
     }
-    for (; step + 1 < work.num_steps; step += 2) {
+    while (left > Traits::kKeys) {
       const RingPlace next{ring.step + 1};
       follow();
       // The next scores queue up behind these products where their keys are here; else this step's
       // keys must not wait for them.
       const bool queue = keys_are_here(next);
       if (!queue) finish_values(ring);
-      start_scores(next, keys_in(step + 1));
-      products_wait<2>();  // two groups of scores
+      start_scores(next, left - Traits::kKeys);
+      products_wait<2>();  // two chains of scores
       products_arrive(out);
       if (queue) free_keys(ring);
       ++ring.step;
-      lead(step + 1);
+      left -= Traits::kKeys;
+      lead();
     }
-    if (step < work.num_steps) {
+    if (left > 0) {
       follow();
       finish_values(ring);
       ++ring.step;
