@@ -3,11 +3,13 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "cases/attention_case.hpp"
 #include "cases/check.hpp"
+#include "cases/problem.hpp"
 #include "device/runtime.hpp"
 #include "mla/supports.hpp"
 
@@ -52,7 +54,8 @@ class KernelTest : public testing::TestWithParam<std::string> {
     c.kernel = GetParam();
     c.device = device();
     // Where the kernel is not for the shape, the one that takes its place is tested.
-    if (!supports(c.geometry, device(), {}, GetParam())) c.kernel.clear();
+    const std::optional<CacheStrides> strides = cases::Problem::config_of(c).strides;
+    if (!supports(c.geometry, device(), strides, GetParam())) c.kernel.clear();
     CheckReport report;
     try {
       report = cases::check_case(c, {.max_rows = max_rows});

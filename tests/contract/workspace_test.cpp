@@ -23,9 +23,11 @@ AttentionConfig bounded_config(const std::string& kernel, SplitPolicy splits) {
                          .kernel = kernel,
                          .executor = std::make_shared<Executor>(3)};
   config.geometry.num_heads = 3;
-  config.geometry.kv_lora_rank = 32;
-  config.geometry.qk_rope_head_dim = 0;
   config.geometry.page_size = 8;
+  Geometry narrow = config.geometry;
+  narrow.kv_lora_rank = 32;
+  narrow.qk_rope_head_dim = 0;
+  if (supports(narrow, config.device, {}, kernel)) config.geometry = narrow;
   return config;
 }
 
