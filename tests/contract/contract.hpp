@@ -10,7 +10,7 @@
 #include "cases/attention_case.hpp"
 #include "cases/check.hpp"
 #include "cases/problem.hpp"
-#include "device/runtime.hpp"
+#include "device/test_device.hpp"
 #include "mla/supports.hpp"
 
 // What every backend must do, run over every kernel that this machine has. A comment at a test
@@ -71,14 +71,7 @@ class KernelTest : public testing::TestWithParam<std::string> {
   }
 };
 
-/// The values of a device tensor [n].
-inline std::vector<int32_t> read_back(const TensorView<const int32_t, 1>& tensor) {
-  std::vector<int32_t> values(static_cast<size_t>(tensor.shape[0]));
-  device::Runtime& runtime = device::runtime_of(tensor.device);
-  runtime.copy_to_host(values.data(), tensor.data, values.size() * sizeof(int32_t), {});
-  runtime.synchronize({});
-  return values;
-}
+using test::read_back;
 
 inline std::string kernel_name(const testing::TestParamInfo<std::string>& kernel) {
   return kernel.param;

@@ -23,12 +23,12 @@ class CudaAddressing : public CudaTest {
             .kv_lora_rank = kRank,
             .qk_rope_head_dim = kRope,
             .dtype = DType::kBFloat16,
-            .device = kGpu};
+            .device = kCuda};
   }
   static test::DeviceArray<BFloat16> random_rows(uint64_t seed, int64_t num_values) {
     std::vector<BFloat16> values(static_cast<size_t>(num_values));
     cases::fill_uniform(cases::row_key(seed, 0, 0), DType::kBFloat16, values.data(), num_values);
-    return test::DeviceArray<BFloat16>(kGpu, std::move(values));
+    return test::DeviceArray<BFloat16>(kCuda, std::move(values));
   }
   static void append(LatentPool& pool, const std::vector<int64_t>& slots,
                      const test::DeviceArray<BFloat16>& rows) {
@@ -55,18 +55,18 @@ TEST_F(CudaAddressing, RowsPastFourGigabytesLandAtTheirAddress) {
   const auto rows = random_rows(1, kCount * kWidth);
   for (const int64_t first : {int64_t{1864135 - 50}, int64_t{3728270 - 50}, int64_t{4000000}}) {
     append(pool, slots_from(first, kCount), rows);
-    test::DeviceArray<BFloat16> back(kGpu, std::vector<BFloat16>(kCount * kWidth));
+    test::DeviceArray<BFloat16> back(kCuda, std::vector<BFloat16>(kCount * kWidth));
     pool.gather(0, slots_from(first, kCount), back.view(std::array{kCount, kWidth}));
     EXPECT_TRUE(are_equal(back.read(), rows.host)) << "from slot " << first;
   }
   // What wrapped around would be among the first rows.
-  test::DeviceArray<BFloat16> low(kGpu, std::vector<BFloat16>(1000 * kWidth));
+  test::DeviceArray<BFloat16> low(kCuda, std::vector<BFloat16>(1000 * kWidth));
   pool.gather(0, slots_from(271730 - 500, 1000), low.view(std::array{int64_t{1000}, kWidth}));
   EXPECT_TRUE(are_equal(low.read(), std::vector<BFloat16>(1000 * kWidth)));
   const std::array copies = {PageCopy{.from = 4000000, .to = 5},
                              PageCopy{.from = 5, .to = 4050000}};
   pool.copy_pages(copies);
-  test::DeviceArray<BFloat16> copied(kGpu, std::vector<BFloat16>(kWidth));
+  test::DeviceArray<BFloat16> copied(kCuda, std::vector<BFloat16>(kWidth));
   pool.gather(0, std::array<int64_t, 1>{4050000}, copied.view(std::array{int64_t{1}, kWidth}));
   EXPECT_TRUE(are_equal(copied.read(), {rows.host.begin(), rows.host.begin() + kWidth}));
 }
@@ -92,7 +92,7 @@ TEST_F(CudaAddressing, ElementsBeyond32BitsReadTheSameDataForEveryHeadCount) {
                                            .dtype = DType::kBFloat16,
                                            .kv_dtype = DType::kBFloat16},
                               .num_pages = pool.total_pages(),
-                              .device = kGpu,
+                              .device = kCuda,
                               .limits = {.max_rows = 1, .max_tokens = 1, .max_listed_pages = 3}});
     const auto attend = [&](int32_t first_page) {
       const std::array<int32_t, 2> qo = {0, 1}, kv = {0, 3};
@@ -100,7 +100,7 @@ TEST_F(CudaAddressing, ElementsBeyond32BitsReadTheSameDataForEveryHeadCount) {
       const std::array<int32_t, 1> len = {kKeys - 5};
       attention.plan({.qo_indptr = qo, .kv_indptr = kv, .kv_indices = pages, .kv_len = len},
                      {.sm_scale = 0.1F});
-      test::DeviceArray<BFloat16> out(kGpu, std::vector<BFloat16>(heads * kRank));
+      test::DeviceArray<BFloat16> out(kCuda, std::vector<BFloat16>(heads * kRank));
       const auto q = query.view(std::array<int64_t, 3>{1, heads, kWidth});
       attention.run({.q_nope = columns(q, 0, kRank),
                      .q_pe = columns(q, kRank, kRope),

@@ -63,23 +63,23 @@ class CudaCapture : public CudaTest, public testing::WithParamInterface<Shape> {
     const int64_t item = size_of(geometry.dtype);
     pool = random_memory(1, kPages * geometry.page_size * geometry.latent_width() * item);
     queries = random_memory(2, kMaxTokens * geometry.num_heads * geometry.latent_width() * item);
-    stream = DeviceStream(kGpu);
+    stream = DeviceStream(kCuda);
   }
 
   DeviceMemory random_memory(uint64_t seed, int64_t bytes) const {
     Bytes values(static_cast<size_t>(bytes));
     cases::fill_uniform(cases::row_key(seed, 0, 0), geometry.dtype, values.data(),
                         bytes / size_of(geometry.dtype));
-    DeviceMemory memory(kGpu, values.size());
+    DeviceMemory memory(kCuda, values.size());
     memory.copy_from_host(values.data(), values.size());
-    synchronize(kGpu);
+    synchronize(kCuda);
     return memory;
   }
 
   AttentionConfig config(const Bucket& bucket, bool capture) const {
     return {.geometry = geometry,
             .num_pages = kPages,
-            .device = kGpu,
+            .device = kCuda,
             .limits = {.max_rows = bucket.num_rows,
                        .max_tokens = bucket.num_tokens,
                        .max_listed_pages = kMaxListed},
@@ -117,8 +117,8 @@ class CudaCapture : public CudaTest, public testing::WithParamInterface<Shape> {
   Outputs new_outputs() const {
     const int64_t rows = kMaxTokens * geometry.num_heads;
     return {DeviceMemory(
-                kGpu, static_cast<size_t>(rows * geometry.kv_lora_rank * size_of(geometry.dtype))),
-            DeviceMemory(kGpu, static_cast<size_t>(rows) * sizeof(float))};
+                kCuda, static_cast<size_t>(rows * geometry.kv_lora_rank * size_of(geometry.dtype))),
+            DeviceMemory(kCuda, static_cast<size_t>(rows) * sizeof(float))};
   }
   void spoil(Outputs& outputs) const {
     outputs.out.fill(0xff, stream);
@@ -128,17 +128,17 @@ class CudaCapture : public CudaTest, public testing::WithParamInterface<Shape> {
     const int64_t heads = geometry.num_heads, rank = geometry.kv_lora_rank;
     const int64_t width = geometry.latent_width();
     const auto q = contiguous_view(static_cast<const void*>(queries.data()),
-                                   std::array{num_tokens, heads, width}, geometry.dtype, kGpu);
+                                   std::array{num_tokens, heads, width}, geometry.dtype, kCuda);
     const auto cache = contiguous_view(static_cast<const void*>(pool.data()),
                                        std::array{kPages, int64_t{geometry.page_size}, width},
-                                       geometry.dtype, kGpu);
+                                       geometry.dtype, kCuda);
     return {.q_nope = columns(q, 0, rank),
             .q_pe = columns(q, rank, geometry.qk_rope_head_dim),
             .cache = split_latent(cache, rank),
             .out = contiguous_view(outputs.out.data(), std::array{num_tokens, heads, rank},
-                                   geometry.dtype, kGpu),
+                                   geometry.dtype, kCuda),
             .lse = contiguous_view(static_cast<float*>(outputs.lse.data()),
-                                   std::array{num_tokens, heads}, kGpu)};
+                                   std::array{num_tokens, heads}, kCuda)};
   }
   /// Both, once the stream is done.
   Bytes read(const Outputs& outputs) const {
@@ -182,7 +182,7 @@ class CudaCapture : public CudaTest, public testing::WithParamInterface<Shape> {
     fresh.run(args(outputs, bucket.num_tokens), stream);
     return read(outputs);
   }
-  static device::Runtime& runtime() { return device::runtime_of(kGpu); }
+  static device::Runtime& runtime() { return device::runtime_of(kCuda); }
 
   const Geometry geometry = GetParam().geometry;
   DeviceMemory pool, queries;
@@ -197,7 +197,7 @@ INSTANTIATE_TEST_SUITE_P(, CudaCapture, testing::ValuesIn(kShapes),
 TEST_P(CudaCapture, TwoHundredReplansEqualFreshRunsBitForBit) {
   const Bucket bucket{.num_rows = 64, .num_tokens = kMaxTokens};
   AttentionConfig with = config(bucket, true);
-  DeviceMemory scratch(kGpu, PagedAttention::scratch_bytes(with));
+  DeviceMemory scratch(kCuda, PagedAttention::scratch_bytes(with));
   with.scratch = {static_cast<std::byte*>(scratch.data()), scratch.bytes()};
   Captured captured = capture(with);
   std::mt19937_64 random(4);
@@ -237,7 +237,7 @@ TEST_P(CudaCapture, BucketsThatShareScratchEqualFreshRuns) {
     bytes = std::max(bytes, PagedAttention::scratch_bytes(
                                 config({.num_rows = size, .num_tokens = 2 * size}, true)));
   }
-  const DeviceMemory scratch(kGpu, bytes);
+  const DeviceMemory scratch(kCuda, bytes);
   std::vector<Captured> captured;
   for (const int64_t size : sizes) {
     AttentionConfig with = config({.num_rows = size, .num_tokens = 2 * size}, true);
@@ -283,7 +283,7 @@ TEST_P(CudaCapture, RunsOfOneCaptureShareTheirPlan) {
 TEST_P(CudaCapture, ReplaysOnTwoStreamsTakeTurns) {
   const Bucket bucket{.num_rows = 8, .num_tokens = 16};
   Captured captured = capture(config(bucket, true));
-  const DeviceStream other(kGpu);
+  const DeviceStream other(kCuda);
   std::mt19937_64 random(8);
   const PlanOptions options{.sm_scale = 0.1F};
   const HostBatch first = random_batch(random, bucket), second = random_batch(random, bucket);

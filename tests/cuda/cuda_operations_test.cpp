@@ -69,7 +69,7 @@ struct Twins {
   LatentPool cpu, gpu;
 
   static PoolConfig on_gpu(PoolConfig config) {
-    config.device = kGpu;
+    config.device = kCuda;
     return config;
   }
   static Bytes bytes_of(const LatentPool& pool) {
@@ -120,10 +120,10 @@ TEST_F(CudaPool, AppendedRowsAreThoseOfTheCpuBitForBit) {
     SCOPED_TRACE(testing::Message() << "width " << shape.width() << ", gap " << shape.gap);
     Twins pools(pool_of(shape, kSlots / 8 - 1, 8, 2));
     const std::vector<int64_t> slots = scattered_slots(1);
-    const DeviceArray<int64_t> slots_on_gpu(kGpu, slots);
+    const DeviceArray<int64_t> slots_on_gpu(kCuda, slots);
     const auto num_rows = std::ssize(slots);
     const DeviceArray<std::byte> rows(
-        kGpu, random_bytes(2, (shape.offset + num_rows * shape.stride()) * size_of(shape.dtype)));
+        kCuda, random_bytes(2, (shape.offset + num_rows * shape.stride()) * size_of(shape.dtype)));
     const auto append = [&](LatentPool& pool, int32_t layer, const void* data, bool on_device) {
       const ConstTensor<2> view = rows_at(shape, data, num_rows, pool.config().device);
       const ConstTensor<2> ckv = columns(view, 0, shape.rank);
@@ -151,11 +151,12 @@ TEST_F(CudaPool, GatheredRowsAreThoseOfTheCpuBitForBit) {
     const auto num_rows = std::ssize(slots);
     // Gaps, and rows of slot -1, keep what they hold.
     DeviceArray<std::byte> gpu_rows(
-        kGpu, random_bytes(5, (shape.offset + num_rows * shape.stride()) * size_of(shape.dtype)));
+        kCuda, random_bytes(5, (shape.offset + num_rows * shape.stride()) * size_of(shape.dtype)));
     Bytes cpu_rows = gpu_rows.host;
     pools.cpu.gather(1, slots,
                      rows_at(shape, static_cast<void*>(cpu_rows.data()), num_rows, Device{}));
-    pools.gpu.gather(1, slots, rows_at(shape, static_cast<void*>(gpu_rows.data()), num_rows, kGpu));
+    pools.gpu.gather(1, slots,
+                     rows_at(shape, static_cast<void*>(gpu_rows.data()), num_rows, kCuda));
     EXPECT_TRUE(gpu_rows.read() == cpu_rows);
   }
 }
@@ -185,17 +186,17 @@ TEST_F(CudaPool, CopiedPagesAreThoseOfTheCpuBitForBit) {
 TEST_F(CudaPool, CapturedAppendReadsItsSlotsAnewAtEachReplay) {
   const RowShape shape = kRowShapes[4];
   Twins pools(pool_of(shape, 100, 4, 1));
-  device::Runtime& runtime = device::runtime_of(kGpu);
-  const DeviceStream stream(kGpu);
+  device::Runtime& runtime = device::runtime_of(kCuda);
+  const DeviceStream stream(kCuda);
   constexpr int64_t kRows = 32;
-  DeviceArray<int64_t> slots(kGpu, std::vector<int64_t>(kRows, -1));
-  DeviceArray<std::byte> rows(kGpu, random_bytes(8, kRows * shape.width() * 2));
-  synchronize(kGpu);
+  DeviceArray<int64_t> slots(kCuda, std::vector<int64_t>(kRows, -1));
+  DeviceArray<std::byte> rows(kCuda, random_bytes(8, kRows * shape.width() * 2));
+  synchronize(kCuda);
   const auto halves = [&](const void* data, Device device) {
     const ConstTensor<2> view = rows_at(shape, data, kRows, device);
     return std::pair(columns(view, 0, shape.rank), columns(view, shape.rank, shape.rope));
   };
-  const auto [ckv, kpe] = halves(rows.data(), kGpu);
+  const auto [ckv, kpe] = halves(rows.data(), kCuda);
   runtime.begin_capture(stream);
   pools.gpu.append_at(0, slots.view(std::array<int64_t, 1>{kRows}), ckv, kpe, stream);
   const device::Graph graph = runtime.end_capture(stream);
@@ -235,10 +236,10 @@ TEST_F(CudaSelect, LastRowsAreThoseOfTheCpuAndZerosWithoutQueries) {
         }
         const int64_t num_tokens = indptr.back(), stride = width + 1;
         const int64_t item = size_of(dtype);
-        const DeviceArray<int32_t> indptr_on_gpu(kGpu, indptr);
-        const DeviceArray<std::byte> hidden(kGpu,
+        const DeviceArray<int32_t> indptr_on_gpu(kCuda, indptr);
+        const DeviceArray<std::byte> hidden(kCuda,
                                             random_bytes(2, (num_tokens * stride + 1) * item));
-        DeviceArray<std::byte> out(kGpu, random_bytes(3, num_rows * stride * item));
+        DeviceArray<std::byte> out(kCuda, random_bytes(3, num_rows * stride * item));
         Bytes cpu_out = out.host;
         const auto select = [&](Device device, const int32_t* qo, const void* from, void* to) {
           device::runtime_of(device).operations().select_last_rows(
@@ -246,7 +247,7 @@ TEST_F(CudaSelect, LastRowsAreThoseOfTheCpuAndZerosWithoutQueries) {
               {to, {num_rows, width}, {stride, 1}, device, dtype}, {});
         };
         select(Device{}, indptr.data(), hidden.host.data(), cpu_out.data());
-        select(kGpu, indptr_on_gpu.data(), hidden.data(), out.data());
+        select(kCuda, indptr_on_gpu.data(), hidden.data(), out.data());
         EXPECT_TRUE(out.read() == cpu_out);
       }
     }
@@ -274,15 +275,15 @@ struct Partials {
         if (random() % 4 == 0) value = -kInf;
       }
       lse[0] = -kInf;  // a row that is empty in every state
-      outs.emplace_back(kGpu, std::move(values));
-      lses.emplace_back(kGpu, std::move(lse));
+      outs.emplace_back(kCuda, std::move(values));
+      lses.emplace_back(kCuda, std::move(lse));
     }
-    synchronize(kGpu);
+    synchronize(kCuda);
   }
   std::vector<PartialState> states(bool on_gpu, LseBase base) const {
     std::vector<PartialState> list;
     for (size_t i = 0; i < outs.size(); ++i) {
-      const Device device = on_gpu ? kGpu : Device{};
+      const Device device = on_gpu ? kCuda : Device{};
       const void* out = on_gpu ? outs[i].data() : outs[i].host.data();
       const float* lse = on_gpu ? lses[i].data() : lses[i].host.data();
       list.push_back({contiguous_view(out, std::array{kTokens, kHeads, width}, dtypes[i], device),
@@ -346,15 +347,15 @@ TEST_F(CudaMerge, StatesOfAnyDtypeAndBaseMergeAsOnTheCpu) {
           const std::array shape{Partials::kTokens, Partials::kHeads, width};
           const std::array rows{Partials::kTokens, Partials::kHeads};
           const auto count = static_cast<size_t>(shape[0] * shape[1] * width * size_of(dtype));
-          DeviceArray<std::byte> out(kGpu, Bytes(count));
-          DeviceArray<float> lse(kGpu, std::vector<float>(15, kNan));
+          DeviceArray<std::byte> out(kCuda, Bytes(count));
+          DeviceArray<float> lse(kCuda, std::vector<float>(15, kNan));
           Bytes cpu_out(count);
           std::vector<float> cpu_lse(15, kNan);
           merge_states(partials.states(false, base),
                        contiguous_view(static_cast<void*>(cpu_out.data()), shape, dtype),
                        contiguous_view(cpu_lse.data(), rows), base);
           merge_states(partials.states(true, base),
-                       contiguous_view(static_cast<void*>(out.data()), shape, dtype, kGpu),
+                       contiguous_view(static_cast<void*>(out.data()), shape, dtype, kCuda),
                        lse.view(rows), base);
           expect_close(as_floats(out.read(), dtype), as_floats(cpu_out, dtype), unit_of(dtype));
           expect_close(lse.read(), cpu_lse, 0x1p-22);
@@ -374,7 +375,7 @@ TEST_F(CudaMerge, NanAndInfinitySpoilTheirOwnRowsOnly) {
   partials.lses[1].upload();
   const std::array<int64_t, 3> shape{5, 3, 8};
   const std::array<int64_t, 2> rows{5, 3};
-  DeviceArray<float> out(kGpu, std::vector<float>(120)), lse(kGpu, std::vector<float>(15));
+  DeviceArray<float> out(kCuda, std::vector<float>(120)), lse(kCuda, std::vector<float>(15));
   std::vector<float> cpu_out(120), cpu_lse(15);
   merge_states(partials.states(false, LseBase::kNatural), contiguous_view(cpu_out.data(), shape),
                contiguous_view(cpu_lse.data(), rows));
@@ -396,7 +397,7 @@ TEST_F(CudaMerge, OutputMayBeOneOfTheStates) {
                  contiguous_view(cpu_lse.data(), rows));
     DeviceArray<std::byte>& out = partials.outs[target];
     merge_states(partials.states(true, LseBase::kNatural),
-                 contiguous_view(static_cast<void*>(out.data()), shape, DType::kFloat32, kGpu),
+                 contiguous_view(static_cast<void*>(out.data()), shape, DType::kFloat32, kCuda),
                  target == 2 ? TensorView<float, 2>{} : partials.lses[target].view(rows));
     expect_close(as_floats(out.read(), DType::kFloat32), cpu_out, 0x1p-23);
     if (target != 2) {
@@ -408,7 +409,7 @@ TEST_F(CudaMerge, OutputMayBeOneOfTheStates) {
 TEST_F(CudaMerge, MoreStatesThanALaunchTakesAreRefusedAndTheNextMergeIsWell) {
   const Partials many(14, 4, std::vector<DType>(257, DType::kFloat32));
   const std::array<int64_t, 3> shape{5, 3, 4};
-  DeviceArray<float> out(kGpu, std::vector<float>(60, kNan));
+  DeviceArray<float> out(kCuda, std::vector<float>(60, kNan));
   auto states = many.states(true, LseBase::kNatural);
   EXPECT_THROW(merge_states(states, out.view(shape), {}), InvalidArgument);
   states.pop_back();

@@ -32,7 +32,7 @@ TEST_P(CudaPlan, PlansBehindABlockedStreamReachTheirOwnRuns) {
   PagedAttention attention(numbers.config(4, 64));
   std::vector<DeviceMemory> outs;
   for (int i = 0; i < 12; ++i) outs.push_back(numbers.new_output());
-  const DeviceStream stream(kGpu);
+  const DeviceStream stream(kCuda);
   Gate gate;
   std::jthread opener;
   gate.close(stream);
@@ -54,7 +54,7 @@ TEST_P(CudaPlan, APlanWaitsOnTheDeviceForTheRunsBeforeIt) {
   PagedAttention attention(numbers.config(4, 64));
   std::vector<DeviceMemory> outs;
   for (int i = 0; i < kDepth; ++i) outs.push_back(numbers.new_output());
-  const DeviceStream planning(kGpu), running(kGpu);
+  const DeviceStream planning(kCuda), running(kCuda);
   Gate gate;
   gate.close(running);
   for (int i = 0; i < kDepth; ++i) {
@@ -71,7 +71,7 @@ TEST_P(CudaPlan, ARunWaitsOnTheDeviceForItsPlan) {
   const PageNumbers numbers(GetParam(), 64, 1);
   PagedAttention attention(numbers.config(4, 64));
   const DeviceMemory out = numbers.new_output();
-  const DeviceStream planning(kGpu), running(kGpu);
+  const DeviceStream planning(kCuda), running(kCuda);
   PageNumbers::plan(attention, one_page(3), planning);
   planning.synchronize();
   Gate gate;
@@ -93,7 +93,7 @@ TEST_P(CudaPlan, RunsOfOneObjectOnTwoStreamsTakeTurns) {
   PagedAttention attention(config);
   std::vector<DeviceMemory> outs;
   for (int i = 0; i < 6; ++i) outs.push_back(numbers.new_output());
-  const DeviceStream streams[] = {DeviceStream(kGpu), DeviceStream(kGpu)};
+  const DeviceStream streams[] = {DeviceStream(kCuda), DeviceStream(kCuda)};
   Gate gate;
   gate.close(streams[0]);
   std::vector<Rows> rows;
@@ -119,7 +119,7 @@ TEST_P(CudaPlan, TwoObjectsRunOnTwoStreamsAtOnce) {
   const PageNumbers numbers(GetParam(), 4096, 64);
   struct Lane {
     PagedAttention attention;
-    DeviceStream stream{kGpu};
+    DeviceStream stream{kCuda};
     std::vector<DeviceMemory> outs{};
     std::vector<Rows> rows{};
   };
@@ -149,7 +149,7 @@ TEST_P(CudaPlan, SteadyPlansAndRunsTakeNoMemoryAndDoNotWait) {
   const PageNumbers numbers(GetParam(), 4096, 64);
   PagedAttention attention(numbers.config(16, 1 << 16));
   const DeviceMemory out = numbers.new_output();
-  const DeviceStream stream(kGpu);
+  const DeviceStream stream(kCuda);
   const Rows rows = random_rows(1, 16, 4096, 3000);
   const auto plan_and_run = [&](int num_runs) {
     PageNumbers::plan(attention, rows, stream);
@@ -178,7 +178,7 @@ TEST_P(CudaPlan, RefusedInputLeavesTheContextAndThePlanWell) {
   const PageNumbers numbers(GetParam(), 64, 4);
   PagedAttention attention(numbers.config(4, 64));
   const DeviceMemory out = numbers.new_output();
-  const DeviceStream stream(kGpu);
+  const DeviceStream stream(kCuda);
   PageNumbers::plan(attention, one_page(9), stream);
   EXPECT_THROW(PageNumbers::plan(attention, one_page(64), stream), InvalidArgument) << "no page";
   EXPECT_THROW(PageNumbers::plan(attention, Rows(5), stream), InvalidArgument) << "rows";
@@ -209,7 +209,7 @@ TEST_P(CudaPlan, SeventyThousandQueriesAndSeventeenThousandRequestsAreServed) {
   for (const Rows& rows : {Rows{{.pages = {7, 8, 9}, .num_queries = 70000}}, requests}) {
     PageNumbers::plan(attention, rows, {});
     attention.run(numbers.args(out, num_tokens(rows)));
-    synchronize(kGpu);
+    synchronize(kCuda);
     numbers.expect_means(out, rows);
   }
 }
@@ -221,7 +221,7 @@ TEST_P(CudaPlan, TheObjectsDeviceIsUsedAndTheThreadsStaysCurrent) {
   if (count < 2) GTEST_SKIP() << "one GPU only";
   const PageNumbers numbers(GetParam(), 64, 1);
   const DeviceMemory out = numbers.new_output();
-  const DeviceStream stream(kGpu);
+  const DeviceStream stream(kCuda);
   ASSERT_EQ(cudaSetDevice(1), cudaSuccess);
   PagedAttention attention(numbers.config(4, 64));
   PageNumbers::plan(attention, one_page(11), stream);

@@ -13,13 +13,13 @@
 
 namespace mla::cuda {
 
-inline constexpr Device kGpu{DeviceKind::kCuda, 0};
+using test::kCuda;
 
 /// Tests of the GPU, skipped with the reason where there is none. None may leave an error behind.
 class CudaTest : public testing::Test {
  protected:
   void SetUp() override {
-    const std::string reason = test::missing(kGpu);
+    const std::string reason = test::missing(kCuda);
     if (!reason.empty()) GTEST_SKIP() << reason;
   }
   void TearDown() override {

@@ -27,9 +27,9 @@ class PageNumbers {
       : dtype_(dtype),
         num_pages_(num_pages),
         max_tokens_(max_tokens),
-        pool_(kGpu, numbers(dtype, num_pages)),
-        queries_(kGpu, std::vector<std::byte>(out_bytes())) {
-    synchronize(kGpu);
+        pool_(kCuda, numbers(dtype, num_pages)),
+        queries_(kCuda, std::vector<std::byte>(out_bytes())) {
+    synchronize(kCuda);
   }
 
   AttentionConfig config(int64_t max_rows, int64_t max_listed_pages) const {
@@ -41,7 +41,7 @@ class PageNumbers {
                      .dtype = dtype_,
                      .kv_dtype = dtype_},
         .num_pages = num_pages_,
-        .device = kGpu,
+        .device = kCuda,
         .limits = {
             .max_rows = max_rows, .max_tokens = max_tokens_, .max_listed_pages = max_listed_pages}};
   }
@@ -60,26 +60,26 @@ class PageNumbers {
 
   /// Memory of one run's output, full of NaN.
   DeviceMemory new_output() const {
-    DeviceMemory out(kGpu, out_bytes());
+    DeviceMemory out(kCuda, out_bytes());
     out.fill(0xff);
-    synchronize(kGpu);
+    synchronize(kCuda);
     return out;
   }
   RunArgs args(const DeviceMemory& out, int64_t num_tokens) const {
     const std::array<int64_t, 3> tokens{num_tokens, kHeads, kRank};
     const std::array<int64_t, 3> pages{num_pages_, 1, kRank};
     return {
-        .q_nope = contiguous_view(static_cast<const void*>(queries_.data()), tokens, dtype_, kGpu),
+        .q_nope = contiguous_view(static_cast<const void*>(queries_.data()), tokens, dtype_, kCuda),
         .cache = split_latent(
-            contiguous_view(static_cast<const void*>(pool_.data()), pages, dtype_, kGpu), kRank),
-        .out = contiguous_view(out.data(), tokens, dtype_, kGpu)};
+            contiguous_view(static_cast<const void*>(pool_.data()), pages, dtype_, kCuda), kRank),
+        .out = contiguous_view(out.data(), tokens, dtype_, kCuda)};
   }
 
   /// Everything queued must be done.
   void expect_means(const DeviceMemory& out, const std::vector<NumberedRow>& rows) const {
     std::vector<std::byte> bytes(out_bytes());
     out.copy_to_host(bytes.data(), bytes.size());
-    synchronize(kGpu);
+    synchronize(kCuda);
     int64_t token = 0;
     for (size_t r = 0; r < rows.size(); ++r) {
       double mean = 0;

@@ -26,7 +26,7 @@ const testing::Environment* const kNeedsTheDevice =
 Device test_device() {
   const char* name = std::getenv("MLA_TEST_DEVICE");
   const bool cuda = name != nullptr && std::string_view(name) == "cuda";
-  return {.kind = cuda ? DeviceKind::kCuda : DeviceKind::kCpu};
+  return cuda ? kCuda : Device{};
 }
 
 std::string missing(Device device) {

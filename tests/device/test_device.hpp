@@ -15,6 +15,9 @@ namespace mla::test {
 /// reason.
 Device test_device();
 
+/// The first GPU.
+inline constexpr Device kCuda{DeviceKind::kCuda, 0};
+
 /// Why there is no such device; empty where there is.
 std::string missing(Device device);
 

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "cases/random.hpp"
-#include "layer/cuda_device.hpp"
+#include "device/test_device.hpp"
 #include "layer/operations.hpp"
 #include "layer/product.hpp"
 
@@ -130,7 +130,7 @@ constexpr RopeLayout kLayouts[] = {RopeLayout::kNone, RopeLayout::kInterleaved, 
 class CudaOperations : public testing::TestWithParam<DType> {
  protected:
   void SetUp() override {
-    if (const std::string reason = test::missing_cuda(); !reason.empty()) GTEST_SKIP() << reason;
+    if (const std::string reason = test::missing(kCuda); !reason.empty()) GTEST_SKIP() << reason;
     cuda_ = make_operations({.device = kCuda});
   }
 

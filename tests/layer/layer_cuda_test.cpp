@@ -4,7 +4,7 @@
 #include <ranges>
 
 #include "device/runtime.hpp"
-#include "layer/cuda_device.hpp"
+#include "device/test_device.hpp"
 #include "layer/golden.hpp"
 #include "mla/device_memory.hpp"
 #include "mla/error.hpp"
@@ -18,7 +18,7 @@ using test::kCuda;
 class LayerCuda : public testing::Test {
  protected:
   void SetUp() override {
-    if (const std::string reason = test::missing_cuda(); !reason.empty()) GTEST_SKIP() << reason;
+    if (const std::string reason = test::missing(kCuda); !reason.empty()) GTEST_SKIP() << reason;
   }
 };
 
