@@ -1,0 +1,176 @@
+#!/usr/bin/env bash
+# The suites that need an NVIDIA GPU.
+#
+#   scripts/gpu_check.sh pack DIR           builds the programs (preset gpu) and puts them, stripped,
+#                                           with their libraries, data and this script into DIR
+#   DIR/gpu_check.sh STAGE... [--out OUT]   runs stages from such a folder, on a machine with a GPU and
+#                                           nothing else; OUT (DIR/results) gets STAGE.json and logs
+#   scripts/gpu_check.sh merge OUT COMMIT   one JSON of all stages there, on standard output
+#
+# Stages: unit      operations, plans, staging, large memories (tests/cuda)
+#         contract  the contract suite over every kernel of the GPU
+#         graph     captured runs and graphs
+#         engine    the engine's suites, mla replay and the example on the GPU
+#         layer     the MLA layer: golden files, kernels, captured steps
+#         sanitizers  memcheck, racecheck, initcheck, synccheck over a reduced list
+#         bench     mla bench over the whole grid, to OUT/grid.json
+# Exit status 1 if anything failed. Each stage takes less than 8 minutes.
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+
+programs_of() {  # stage -> gtest programs
+  case $1 in
+    unit) echo cuda_operations_test cuda_plan_test cuda_addressing_test ;;
+    contract) echo contract_test ;;
+    graph) echo cuda_capture_test capture_unit_test ;;
+    engine) echo kv_resource_unit_test kv_resource_property_test kv_step_unit_test \
+      attention_resource_unit_test seed_surface_unit_test captured_engine_unit_test \
+      step_stress_property_test ;;
+    layer) echo layer_cuda_test ;;
+  esac
+}
+all_programs() {
+  local stage
+  for stage in unit contract graph engine layer; do programs_of "$stage"; done
+}
+
+pack() {
+  local to=$1 build program library
+  cd "$here/.."
+  build=build/gpu
+  scripts/configure.sh gpu
+  # shellcheck disable=SC2046  # one word a program
+  cmake --build --preset gpu -j"${JOBS:-$(nproc)}" --target mla_tool engine $(all_programs)
+  rm -rf "$to" && mkdir -p "$to/lib" "$to/data"
+  cp scripts/gpu_check.sh "$to/"
+  for program in mla engine $(all_programs); do
+    cp "$(find $build -type f -perm -u+x -name "$program" | head -n 1)" "$to/"
+  done
+  for program in "$to"/*; do ldd "$program" 2>/dev/null; done |
+    awk '$3 ~ /^\// && $1 !~ /^(libc|libm|ld-linux.*|libpthread|libdl|librt)\.so/ {print $3}' | sort -u |
+    while read -r library; do cp -L "$library" "$to/lib/"; done
+  strip "$to"/lib/* 2>/dev/null || true
+  cp -r tests/layer/golden "$to/data/layers"
+  cp examples/traces/sample.jsonl "$to/data/"
+}
+
+# Runs a command that prints its own lines and counts; adds a suite to the stage's list.
+record() {  # name, passed, failed, skipped, seconds
+  suites+=("{\"name\": \"$1\", \"passed\": $2, \"failed\": $3, \"skipped\": $4, \"seconds\": $5}")
+  [ "$3" -eq 0 ] || failed=1
+  printf '%-44s %5d passed, %d failed, %d skipped  %4d s\n' "$1" "$2" "$3" "$4" "$5"
+}
+
+run_gtest() {  # suite's name, program, arguments
+  local name=$1 log=$out/logs/$1.log status=0 start=$SECONDS
+  shift
+  timeout 420 "$@" >"$log" 2>&1 || status=$?
+  local passed failures skipped
+  passed=$(sed -nE 's/^\[  PASSED  \] ([0-9]+) tests?\.$/\1/p' "$log" | tail -n 1)
+  failures=$(sed -nE 's/^ ?([0-9]+) FAILED TESTS?$/\1/p' "$log" | tail -n 1)
+  skipped=$(sed -nE 's/^\[  SKIPPED \] ([0-9]+) tests?.*$/\1/p' "$log" | tail -n 1)
+  # A program that ended badly, or ran nothing, has a failure of its own.
+  if [ "$status" -ne 0 ] && [ -z "$failures" ] || [ -z "$passed" ]; then failures=$((${failures:-0} + 1)); fi
+  record "$name" "${passed:-0}" "${failures:-0}" "${skipped:-0}" $((SECONDS - start))
+  if [ "${failures:-0}" -gt 0 ]; then
+    grep -aE '^\[  FAILED|Failure|terminate|off by|error' "$log" | cut -c1-200 | head -n 25
+  fi
+}
+
+run_command() {  # suite's name, command
+  local name=$1 log=$out/logs/$1.log start=$SECONDS
+  shift
+  if timeout 420 "$@" >"$log" 2>&1; then
+    record "$name" 1 0 0 $((SECONDS - start))
+  else
+    record "$name" 0 1 0 $((SECONDS - start))
+    tail -n 12 "$log" | cut -c1-200
+  fi
+}
+
+filter_of() {  # program -> the tests that run on a GPU
+  case $1 in contract_test) echo '*/cuda_*:*/sm90_*' ;; *) echo '*' ;; esac
+}
+
+run_sanitizers() {
+  local tool filter
+  filter=$(printf '%s/cuda_*:%s/sm90_*:' EmptyRows{*,*} Causal{*,*} StaleMemory{*,*} \
+    LayoutContract.{*,*} LeaseContract.{*,*})
+  for tool in memcheck racecheck initcheck synccheck; do
+    run_gtest "$tool-contract" compute-sanitizer --tool "$tool" --error-exitcode 9 \
+      "$here/contract_test" --gtest_brief=1 "--gtest_filter=$filter"
+    run_gtest "$tool-capture" compute-sanitizer --tool "$tool" --error-exitcode 9 \
+      "$here/cuda_capture_test" --gtest_brief=1
+    run_gtest "$tool-operations" compute-sanitizer --tool "$tool" --error-exitcode 9 \
+      "$here/cuda_operations_test" --gtest_brief=1
+  done
+}
+
+run_stage() {
+  local program
+  suites=()
+  case $1 in
+    sanitizers) run_sanitizers ;;
+    bench)
+      run_command bench "$here/mla" bench --device cuda --rounds 5 --note "${COMMIT:-}" \
+        --json "$out/grid.json"
+      ;;
+    *)
+      for program in $(programs_of "$1"); do
+        run_gtest "$program" "$here/$program" --gtest_brief=1 "--gtest_filter=$(filter_of "$program")"
+      done
+      ;;
+  esac
+  if [ "$1" = engine ]; then
+    run_command example "$here/engine" --device cuda
+    run_command replay-sample "$here/mla" replay "$here/data/sample.jsonl" --device cuda
+    run_command replay-speculate "$here/mla" replay "$here/data/sample.jsonl" --device cuda \
+      --speculate 3 --layers 2
+  fi
+  if [ "$1" = layer ]; then
+    for file in "$here"/data/layers/*.safetensors; do
+      run_command "layer-$(basename "$file" .safetensors)" "$here/mla" layer "$file" --device cuda
+    done
+  fi
+  local IFS=,
+  echo "{\"stage\": \"$1\", \"suites\": [${suites[*]}]}" >"$out/$1.json"
+}
+
+merge() {
+  python3 - "$1" "$2" <<'PY'
+import datetime, glob, json, os, sys
+out, commit = sys.argv[1:3]
+machine = json.load(open(os.path.join(out, "machine.json")))
+stages = [json.load(open(p)) for p in sorted(glob.glob(os.path.join(out, "*.json")))
+          if os.path.basename(p) not in ("machine.json", "grid.json")]
+suites = [dict(stage=s["stage"], **suite) for s in stages for suite in s["suites"]]
+print(json.dumps({**machine, "commit": commit,
+                  "passed": sum(s["passed"] for s in suites),
+                  "failed": sum(s["failed"] for s in suites),
+                  "skipped": sum(s["skipped"] for s in suites),
+                  "suites": suites}, indent=1))
+PY
+}
+
+case ${1:-} in
+  pack) pack "${2:?a folder}"; exit ;;
+  merge) merge "${2:?a folder}" "${3:?a commit}"; exit ;;
+esac
+
+out=$here/results stages=() failed=0
+while [ $# -gt 0 ]; do
+  if [ "$1" = --out ]; then out=$2 && shift; else stages+=("$1"); fi
+  shift
+done
+[ ${#stages[@]} -gt 0 ] || { sed -n '2,20p' "$0" >&2; exit 2; }
+mkdir -p "$out/logs"
+export LD_LIBRARY_PATH=$here/lib:${LD_LIBRARY_PATH:-}:/usr/local/cuda/lib64
+export MLA_TEST_DEVICE=cuda MLA_GOLDEN_LAYERS=$here/data/layers
+IFS=, read -r card driver memory < <(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader)
+printf '{"card": "%s", "driver": "%s", "memory": "%s", "date": "%s"}\n' \
+  "$card" "${driver# }" "${memory# }" "$(date -u +%Y-%m-%dT%H:%M:%SZ)" >"$out/machine.json"
+for stage in "${stages[@]}"; do
+  printf '\n== %s\n' "$stage"
+  run_stage "$stage"
+done
+exit $failed
