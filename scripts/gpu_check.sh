@@ -46,7 +46,7 @@ pack() {
   for program in mla engine $(all_programs); do
     cp "$(find $build -type f -perm -u+x -name "$program" | head -n 1)" "$to/"
   done
-  for program in "$to"/*; do ldd "$program" 2>/dev/null; done |
+  for program in mla engine $(all_programs); do ldd "$to/$program"; done |
     awk '$3 ~ /^\// && $1 !~ /^(libc|libm|ld-linux.*|libpthread|libdl|librt)\.so/ {print $3}' | sort -u |
     while read -r library; do cp -L "$library" "$to/lib/"; done
   strip "$to"/lib/* 2>/dev/null || true
