@@ -73,7 +73,7 @@ run_gtest() {  # suite's name, program, arguments
   if [ "$status" -ne 0 ] && [ -z "$failures" ] || [ -z "$passed" ]; then failures=$((${failures:-0} + 1)); fi
   record "$name" "${passed:-0}" "${failures:-0}" "${skipped:-0}" $((SECONDS - start))
   if [ "${failures:-0}" -gt 0 ]; then
-    grep -aE '^\[  FAILED|Failure|terminate|off by|error' "$log" | cut -c1-200 | head -n 25
+    grep -aE '^\[  FAILED|Failure|terminate|off by|rror|Which is' "$log" | cut -c1-200 | head -n 25
   fi
 }
 
@@ -157,6 +157,7 @@ case ${1:-} in
   merge) merge "${2:?a folder}" "${3:?a commit}"; exit ;;
 esac
 
+set +e +o pipefail  # a failure is counted, and the rest still runs
 out=$here/results stages=() failed=0
 while [ $# -gt 0 ]; do
   if [ "$1" = --out ]; then out=$2 && shift; else stages+=("$1"); fi

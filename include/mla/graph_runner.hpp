@@ -57,7 +57,8 @@ class MLA_API GraphRunner {
   }
 
   bool is_captured(const SlotLease& lease, std::string_view piece = {}) const;
-  /// Forgets every graph, to be captured anew. Waits for the streams that replay them.
+  /// Forgets every graph, to be captured anew. Waits for the streams that replay them, as the
+  /// destructor does: they must outlive this object.
   void clear();
 
  private:

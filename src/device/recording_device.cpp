@@ -65,6 +65,7 @@ class RecordingRuntime final : public Runtime {
   }
   void release(void* memory) noexcept override {
     if (memory == nullptr) return;
+    drain_all(0);
     if (any_capturing()) violations.push_back("memory was released inside a capture");
     for (const auto& graph : graphs_) {
       if (graph->memory.count(memory) != 0) {

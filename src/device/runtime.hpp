@@ -33,6 +33,7 @@ class Runtime {
 
   /// Memory of the device, 64-byte aligned. Throws std::bad_alloc.
   virtual void* allocate(size_t bytes) = 0;
+  /// Work that is queued, on whatever stream, is done before the memory is gone.
   virtual void release(void* memory) noexcept = 0;
   /// Host memory that copies read while the host goes on (page-locked where that matters).
   virtual void* allocate_staging(size_t bytes) = 0;

@@ -16,7 +16,6 @@ StagedBuffer::StagedBuffer(Runtime& runtime, size_t bytes)
 
 StagedBuffer::~StagedBuffer() {
   if (!runtime_.is_immediate()) {
-    if (has_reader_) runtime_.synchronize(read_on_);
     for (Slot& slot : ring_) {
       runtime_.wait_on_host(slot.copied);
       runtime_.destroy_event(slot.copied);
