@@ -122,7 +122,7 @@ run_stage() {
       ;;
   esac
   if [ "$1" = engine ]; then
-    run_command example "$here/engine" --device cuda
+    run_command example "$here/engine" cuda
     run_command replay-sample "$here/mla" replay "$here/data/sample.jsonl" --device cuda
     run_command replay-speculate "$here/mla" replay "$here/data/sample.jsonl" --device cuda \
       --speculate 3 --layers 2
@@ -167,6 +167,7 @@ done
 mkdir -p "$out/logs"
 export LD_LIBRARY_PATH=$here/lib:${LD_LIBRARY_PATH:-}:/usr/local/cuda/lib64
 export MLA_TEST_DEVICE=cuda MLA_GOLDEN_LAYERS=$here/data/layers
+nvidia-smi >/dev/null || { echo "gpu_check: this machine has no NVIDIA GPU" >&2; exit 2; }
 IFS=, read -r card driver memory < <(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader)
 printf '{"card": "%s", "driver": "%s", "memory": "%s", "date": "%s"}\n' \
   "$card" "${driver# }" "${memory# }" "$(date -u +%Y-%m-%dT%H:%M:%SZ)" >"$out/machine.json"
