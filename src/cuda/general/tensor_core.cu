@@ -423,7 +423,7 @@ __device__ void collect_block(const Tile<T>& t, const std::byte* values,
       out[m][c][3] *= lower;
     }
   }
-  // Past the values it computes columns that nobody writes, from whatever is there.
+  // Past the values it computes columns that nobody writes, from whatever else is in the row.
   const int first_tile = t.warp * kColumnTiles;
   const int lane_row = t.lane % 16;
   uint32_t value_at = smem_address(values + lane_row * shape.row_bytes);
@@ -431,7 +431,8 @@ __device__ void collect_block(const Tile<T>& t, const std::byte* values,
   int value_offset[kColumnTiles / 2];
 #pragma unroll
   for (int c = 0; c < kColumnTiles / 2; ++c) {
-    value_offset[c] = chunk_offset(lane_row, first_tile + 2 * c + t.lane / 16);
+    const int chunk = min(first_tile + 2 * c + t.lane / 16, shape.width / kChunk - 1);
+    value_offset[c] = chunk_offset(lane_row, chunk);
   }
 #pragma unroll 1
   for (int k = 0; k < kBlockKeys; k += 16) {
