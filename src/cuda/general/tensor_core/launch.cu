@@ -1,0 +1,142 @@
+#include <initializer_list>
+
+#include "cuda/device_guard.hpp"
+#include "cuda/device_limits.hpp"
+#include "cuda/general/tensor_core.hpp"
+#include "cuda/general/tensor_core/attend.cuh"
+#include "cuda/merge_partials.hpp"
+
+namespace mla::cuda::general {
+namespace {
+
+using namespace tensor_core;
+
+template <class T, int kColumnTiles, int kBlockKeys>
+__global__ void __launch_bounds__(kThreads, kColumnTiles == 2 ? 2 : 1)
+    attention_kernel(const __grid_constant__ Params params) {
+  extern __shared__ __align__(128) std::byte memory[];
+  const Shared shared(memory, params.shape);
+  if (params.shape.has_padding) {  // no load writes it
+    const int bytes = params.shape.num_stages * params.shape.block_keys * params.shape.row_bytes +
+                      params.shape.tile_rows * params.shape.row_bytes;
+    for (int at = static_cast<int>(threadIdx.x) * 16; at < bytes; at += kThreads * 16) {
+      *reinterpret_cast<uint4*>(memory + at) = make_uint4(0, 0, 0, 0);
+    }
+    __syncthreads();
+  }
+  const PlanView plan = params.launch.image.view(params.launch.plan);
+  const int end = plan.worker_indptr[blockIdx.x + 1];
+  for (int i = plan.worker_indptr[blockIdx.x]; i < end; ++i) {
+    const plan::Tile tile = plan.tiles[i];
+    if (tile.request >= params.launch.num_requests) continue;
+    const Tile<T> t{params, plan, tile, shared};
+    if (tile.num_rows <= kRowTile) {
+      attend<T, 1, kColumnTiles, kBlockKeys>(t);
+    } else if (tile.num_rows <= 2 * kRowTile) {
+      attend<T, 2, kColumnTiles, kBlockKeys>(t);
+    } else {
+      attend<T, 4, kColumnTiles, kBlockKeys>(t);
+    }
+  }
+}
+
+using Kernel = void (*)(Params);
+
+template <class T>
+Kernel kernel_of_shape(const Geometry& geometry, const TileShape& shape) {
+  if (geometry.kv_lora_rank <= kMaxRankOfTwoBlocks) return &attention_kernel<T, 2, 64>;
+  if (geometry.kv_lora_rank <= 256) return &attention_kernel<T, 4, 64>;
+  return shape.block_keys == 64 ? &attention_kernel<T, 8, 64> : &attention_kernel<T, 8, 32>;
+}
+
+Kernel kernel_of(const Geometry& geometry, const TileShape& shape) {
+  return geometry.dtype == DType::kBFloat16 ? kernel_of_shape<__nv_bfloat16>(geometry, shape)
+                                            : kernel_of_shape<__half>(geometry, shape);
+}
+
+TileShape shape_of(const KernelQuery& query) {
+  return choose_tile_shape(query.geometry, device_limits(query.device.index).smem_per_block);
+}
+
+const char* refuses(const KernelQuery& query) {
+  if (query.geometry.dtype == DType::kFloat32) return "tensor cores round fp32";
+  if (query.geometry.kv_lora_rank > kMaxRank) return "kv_lora_rank is above 512";
+  if (device_limits(query.device.index).compute_capability < 80) {
+    return "the device's compute capability is below 8.0";
+  }
+  if (shape_of(query).tile_rows == 0) {
+    return "a tile does not fit in the shared memory of a block";
+  }
+  return nullptr;
+}
+
+int32_t num_workers(const KernelQuery& query) {
+  return device_limits(query.device.index).num_sms * shape_of(query).blocks_per_sm;
+}
+
+// Of an H200, from docs/kernels/cuda_general.md.
+plan::CostModel cost_model(const KernelQuery& query) {
+  const TileShape shape = shape_of(query);
+  const auto workers_per_sm = static_cast<double>(shape.blocks_per_sm);
+  const double keys = shape.block_keys;
+  constexpr double kBytesPerNs = 25;     // of one multiprocessor, read from memory
+  constexpr double kMultiplyAdds = 900;  // a nanosecond, of one multiprocessor
+  const double columns = shape.width + query.geometry.kv_lora_rank;
+  return {.tile_rows = shape.tile_rows,
+          .block_tokens = shape.block_keys,
+          .split_align = 1,
+          .tile_ns = 2500,
+          .block_ns = keys * shape.width * 2 / kBytesPerNs * workers_per_sm,
+          .block_row_ns = keys * columns / kMultiplyAdds * workers_per_sm,
+          .partial_row_ns = 0.1 * query.geometry.kv_lora_rank,
+          .merge_ns = 4000};
+}
+
+void prepare(const KernelQuery& query) {
+  const DeviceGuard guard(query.device.index);
+  const TileShape shape = shape_of(query);
+  MLA_CUDA_CHECK(cudaFuncSetAttribute(
+      reinterpret_cast<const void*>(kernel_of(query.geometry, shape)),
+      cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shape.smem_bytes)));
+  prepare_merge();
+}
+
+/// Whether rows at these places can be read or written in units of so many bytes.
+bool in_units(const void* data, size_t bytes, std::initializer_list<int64_t> elements) {
+  bool whole = reinterpret_cast<uintptr_t>(data) % bytes == 0;
+  for (const int64_t count : elements)
+    whole = whole && count * 2 % static_cast<int64_t>(bytes) == 0;
+  return whole;
+}
+
+void launch(const AttentionLaunch& launch, Stream stream) {
+  const AttentionParams& t = launch.params;
+  const int64_t rank = t.geometry.kv_lora_rank;
+  const int64_t rope = t.geometry.qk_rope_head_dim;
+  Params params{.launch = kernel_params(launch),
+                .shape = shape_of({t.geometry, t.cache, launch.device})};
+  params.wide_queries =
+      in_units(t.q_nope, 16, {rank, t.q_nope_token_stride, t.q_nope_head_stride}) &&
+      (rope == 0 || in_units(t.q_pe, 16, {rope, t.q_pe_token_stride, t.q_pe_head_stride}));
+  params.wide_cache = in_units(t.ckv, 16, {rank, t.cache.ckv_page, t.cache.ckv_row}) &&
+                      (rope == 0 || in_units(t.kpe, 16, {rope, t.cache.kpe_page, t.cache.kpe_row}));
+  params.paired_out = in_units(t.out, 4, {rank, t.out_token_stride, t.out_head_stride});
+  const DeviceGuard guard(launch.device.index);
+  kernel_of(t.geometry, params.shape)<<<launch.num_workers, kThreads, params.shape.smem_bytes,
+                                        static_cast<cudaStream_t>(stream.handle)>>>(params);
+  MLA_CUDA_CHECK(cudaGetLastError());
+  if (launch.may_split) launch_merge(launch, stream);
+}
+
+}  // namespace
+
+const AttentionImpl kTensorCoreImpl = {.name = "cuda_tensor_core",
+                                       .capturable = true,
+                                       .rounds_probabilities = true,
+                                       .refuses = &refuses,
+                                       .cost_model = &cost_model,
+                                       .num_workers = &num_workers,
+                                       .prepare = &prepare,
+                                       .launch = &launch};
+
+}  // namespace mla::cuda::general
