@@ -60,7 +60,10 @@ inline void check_schedule(const ScheduleInput& input, const CostModel& model,
            std::tie(b.request, b.row_begin, b.kv_begin);
   });
   std::map<std::pair<int32_t, int64_t>, Merge> merges;
+  int32_t rows_before = 0;
   for (const Merge& merge : schedule.merges) {
+    ASSERT_EQ(merge.rows_before, rows_before);
+    rows_before += merge.num_rows;
     ASSERT_TRUE(merges.emplace(std::pair(merge.request, merge.row_begin), merge).second);
   }
   std::vector<std::pair<int64_t, int64_t>> partials;  // [begin, end) of each merge
