@@ -55,7 +55,7 @@ mla::AttentionConfig small_config(ByteReader& bytes) {
   const int32_t splits = bytes.within(0, 3);
   if (splits == 1) config.splits.forced_count = bytes.within(1, 40);
   if (splits == 2) config.splits.fixed_tokens = bytes.within(1, 40);
-  if (bytes.byte() % 3 == 0) config.bucket = mla::Bucket{bytes.within(0, 9), bytes.within(0, 40)};
+  if (bytes.byte() % 3 == 0) config.bucket = mla::Bucket{bytes.within(1, 9), bytes.within(1, 40)};
   const size_t choice = bytes.byte();
   config.executor = choice / kKernels.size() % 4 == 1 ? kCrew : kAlone;
   const auto& kernel = kKernels[choice % kKernels.size()];

@@ -30,8 +30,8 @@ TileShape lay_out(const Geometry& geometry, const Candidate& candidate) {
   shape.has_padding = shape.rope_column != geometry.kv_lora_rank || shape.width != used;
   shape.row_bytes = shape.width * kElementBytes;
   const int32_t rows = shape.tile_rows + shape.num_stages * shape.block_keys;
-  shape.smem_bytes = static_cast<size_t>(rows * shape.row_bytes +
-                                         shape.tile_rows * kWeightRowBytes + kStatisticsBytes);
+  shape.smem_bytes = static_cast<size_t>(rows) * static_cast<size_t>(shape.row_bytes) +
+                     static_cast<size_t>(shape.tile_rows) * kWeightRowBytes + kStatisticsBytes;
   return shape;
 }
 
