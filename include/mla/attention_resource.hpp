@@ -125,9 +125,10 @@ class MLA_API AttentionResource final : public Resource {
   AdmitResult admit(const Step& step) override;
   /// Ends the step: its plan can no longer be run.
   void abandon() override;
-  /// Throws InvalidArgument (no KvPlan under kv_key, segments that do not pair with its rows, a
-  /// label in no pass, more than the limits or the bucket; a pre-plan into the slot and bucket of
-  /// the plan in use): the previous plan stays usable. InvalidState (a second pre-plan).
+  /// Throws InvalidArgument (no KvPlan under kv_key, one of another page size, segments that do not
+  /// pair with its rows, a label in no pass, more than the limits or the bucket; a pre-plan into
+  /// the slot and bucket of the plan in use): the previous plan stays usable. InvalidState (a
+  /// second pre-plan).
   const AttentionPlan& plan(const Step& step, const PlanContext& context) override;
   void clear_preplan() override;
   void order_replay(Stream stream) override;

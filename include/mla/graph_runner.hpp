@@ -47,7 +47,8 @@ class MLA_API GraphRunner {
   /// Runs a planned step, or one piece of it, on the stream: captures `body(stream)` if this
   /// bucket, slot and piece is new, then replays the graph behind the plan's copies. Several pieces
   /// may be run inside one step, with eager work between them. Where the body throws, nothing is
-  /// kept. Throws InvalidArgument (a lease of another runner).
+  /// kept. Throws InvalidArgument (a lease of another runner, or not the planned step's),
+  /// InvalidState (no step is planned).
   template <class Body>
   void run(const SlotLease& lease, Stream stream, const Body& body, std::string_view piece = {}) {
     run_erased(

@@ -90,6 +90,7 @@ struct MLA_API KvPlan : ResourcePlan {
 
   /// In the order in which labels first appear in the step.
   std::span<const LabelPlan> labels;
+  int32_t page_size = 0;  ///< tokens, of the pool that the pages are in
   /// Different for every plan; an early one keeps it when it is promoted.
   uint64_t id = 0;
 };

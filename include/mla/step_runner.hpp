@@ -61,6 +61,8 @@ class MLA_API StepRunner {
   /// Drops the step that was admitted or planned early, if any.
   void clear_preplan();
 
+  /// The lease of the planned step in flight; null where nothing is planned.
+  const SlotLease* planned_lease() const noexcept;
   /// Plans of the step in flight. Throws InvalidState (nothing planned).
   const PlanResults& results() const;
   /// Plans of the step that was planned early. Throws InvalidState (none is).

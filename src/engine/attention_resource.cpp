@@ -352,6 +352,13 @@ const AttentionPlan& AttentionResource::plan(const Step& step, const PlanContext
   Impl& impl = *impl_;
   const auto& wanted = step.get<AttentionStep>(key());
   const auto& kv = context.results.get<KvPlan>(impl.kv_key);
+  if (kv.page_size != impl.config.geometry.page_size) {
+    throw_invalid({.what = "page_size of " + engine::quoted(impl.kv_key),
+                   .where = "AttentionResource::plan",
+                   .expected = std::to_string(impl.config.geometry.page_size) +
+                               ", that of the pool this resource attends to",
+                   .got = std::to_string(kv.page_size)});
+  }
   if (context.is_preplan) return impl.plan_early(wanted, kv, context);
   if (impl.early_is_for(wanted, kv, context.lease)) {
     std::swap(impl.current, impl.early);

@@ -21,6 +21,11 @@ std::string to_string(const GraphBucket& bucket) {
          std::to_string(bucket.shape.num_tokens) + " tokens";
 }
 
+std::string to_string(const SlotLease& lease) {
+  const std::string slot = "slot " + std::to_string(lease.slot);
+  return lease.bucket ? slot + " of " + to_string(*lease.bucket) : slot + " without a bucket";
+}
+
 auto size_of(const GraphBucket& bucket) {
   return std::tuple(bucket.shape.num_tokens, bucket.shape.num_rows);
 }
@@ -107,6 +112,12 @@ struct GraphRunner::Impl {
     if (lease.bucket &&
         std::count(options.buckets.begin(), options.buckets.end(), *lease.bucket) == 0) {
       refuse("lease.bucket", kWhere, "one of this runner's buckets", to_string(*lease.bucket));
+    }
+    const SlotLease* planned = steps.planned_lease();
+    if (planned == nullptr) throw_state({"step", kWhere, "a planned one", "none"});
+    // A graph reads the plan of its own slot and bucket: another step's, if this one has not that.
+    if (lease != *planned) {
+      refuse("lease", kWhere, "the planned step's, " + to_string(*planned), to_string(lease));
     }
   }
 

@@ -8,6 +8,7 @@
 #include "engine/kv_state.hpp"
 #include "engine/text.hpp"
 #include "mla/error.hpp"
+#include "mla/geometry.hpp"
 
 namespace mla {
 
@@ -29,8 +30,25 @@ struct KvResource::Impl : engine::KvState {
   std::string key;
 };
 
+namespace {
+
+void check_lease(const SlotLease& lease) {
+  const auto within = [](const char* what, int64_t value, int64_t low, int64_t high) {
+    if (value >= low && value <= high) return;
+    throw_invalid({what, "KvResource::plan", std::to_string(low) + " to " + std::to_string(high),
+                   std::to_string(value)});
+  };
+  within("lease.slot", lease.slot, 0, INT32_MAX);
+  if (!lease.bucket) return;
+  within("lease.bucket.shape.num_rows", lease.bucket->shape.num_rows, 1, kMaxRows);
+  within("lease.bucket.shape.num_tokens", lease.bucket->shape.num_tokens, 1, kMaxTokens);
+}
+
+}  // namespace
+
 void KvResource::Impl::lay_out(const engine::StepData& data, const SlotLease& lease, Stream stream,
                                engine::PlannedStep& out) {
+  check_lease(lease);
   const int64_t num_slots = lease.bucket ? lease.bucket->shape.num_tokens : 0;
   out.layout.build(data, streams, page_size, num_slots);
   for (const LabelPlan& plan : out.layout.plans()) {
@@ -41,6 +59,7 @@ void KvResource::Impl::lay_out(const engine::StepData& data, const SlotLease& le
   }
   slot_buffers.stage(lease, out.layout.plans(), stream, out.device_slots);
   out.plan.labels = out.layout.plans();
+  out.plan.page_size = page_size;
   out.plan.id = ++last_plan_id;
   out.lease = lease;
 }

@@ -120,6 +120,7 @@ struct StepRunner::Impl {
   std::vector<Resource*> order;
   Phase phase = Phase::kIdle;
   EarlyPhase early = EarlyPhase::kNone;
+  SlotLease lease{};  // of the planned step
   PlanResults results, early_results;
   std::optional<GraphShape> graph_shape;
 
@@ -203,6 +204,7 @@ const PlanResults& StepRunner::plan(const Step& step, const SlotLease& lease, St
     throw;
   }
   impl.phase = Phase::kPlanned;
+  impl.lease = lease;
   impl.early = EarlyPhase::kNone;  // promoted, or dropped by the resources
   return impl.results;
 }
@@ -266,6 +268,10 @@ const PlanResults& StepRunner::pre_plan(const Step& step, const SlotLease& lease
 }
 
 void StepRunner::clear_preplan() { impl_->drop_early(); }
+
+const SlotLease* StepRunner::planned_lease() const noexcept {
+  return impl_->phase == Phase::kPlanned ? &impl_->lease : nullptr;
+}
 
 const PlanResults& StepRunner::results() const {
   impl_->require(impl_->phase == Phase::kPlanned, "StepRunner::results", "a planned one");

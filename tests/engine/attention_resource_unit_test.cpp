@@ -453,6 +453,41 @@ TEST_F(PrePlanUnit, EagerStepsArePlannedEarlyIntoTheOtherSlot) {
                         {{engine.rows_with_new(kOne), 1}, {engine.rows_with_new(kTwo), 2}});
 }
 
+TEST_F(AttentionResourceUnit, LeasesThatNoGraphCanHaveAreRefusedBeforeAnythingIsSized) {
+  const Step step = MiniEngine::step_of({{.request = 1, .span = 1}});
+  const auto no_tokens = [](int64_t tokens) { return lease(0, 8, tokens); };
+  for (const int64_t tokens : {int64_t{-1}, int64_t{0}, int64_t{1} << 31, int64_t{1} << 62,
+                               std::numeric_limits<int64_t>::max()}) {
+    EXPECT_THAT(plan_refusal(step, no_tokens(tokens)),
+                testing::AllOf(HasSubstr("lease.bucket.shape.num_tokens"), HasSubstr("2147483647"),
+                               HasSubstr(std::to_string(tokens))));
+  }
+  EXPECT_THAT(plan_refusal(step, lease(0, 0, 8)), HasSubstr("lease.bucket.shape.num_rows"));
+  EXPECT_THAT(plan_refusal(step, lease(-5, 2, 8)), HasSubstr("lease.slot"));
+  EXPECT_EQ(plan_refusal(step, lease(0, 2, 8)), "accepted");
+}
+
+// flashinfer-ai/flashinfer issue 3219: pages of one size read as pages of another.
+TEST_F(AttentionResourceUnit, APoolOfAnotherPageSizeThanThePlansIsRefused) {
+  LatentPool other({.num_layers = 1,
+                    .num_pages = 16,
+                    .page_size = 8,
+                    .kv_lora_rank = MiniEngine::kRank,
+                    .qk_rope_head_dim = MiniEngine::kRope,
+                    .dtype = DType::kFloat32,
+                    .device = test::test_device()});
+  AttentionResource wrong(other, "kv",
+                          {.geometry = AttentionResource::geometry_of(other, 2),
+                           .sm_scale = MiniEngine::kScale,
+                           .limits = {.max_rows = 4, .max_tokens = 16, .max_listed_pages = 16}});
+  StepRunner steps({&kv, &wrong});
+  const Step step = MiniEngine::step_of({{.request = 1, .span = 1}});
+  ASSERT_TRUE(steps.admit(step));
+  EXPECT_THAT(refusal([&] { steps.plan(step); }),
+              testing::AllOf(HasSubstr("page_size"), HasSubstr("8"), HasSubstr("4")));
+  EXPECT_EQ(plan_refusal(step), "accepted") << "its own pool still serves";
+}
+
 // alibaba/rtp-llm PR 1259: scratch that grew after a capture.
 TEST_F(AttentionResourceUnit, GraphBuffersDoNotGrow) {
   const GraphShape shapes[] = {{.num_rows = 2, .num_tokens = 8, .num_listed_pages = 3}};

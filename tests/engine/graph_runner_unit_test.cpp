@@ -243,6 +243,28 @@ TEST_F(GraphRunnerUnit, RefusesWhatItCannotServe) {
                InvalidArgument);
 }
 
+// A graph reads the plan of its slot: run at another time it would do another step's work again.
+TEST_F(GraphRunnerUnit, RunsThePlannedStepInItsOwnSlotOnly) {
+  GraphRunner graphs(steps, options());
+  for (int value = 1; value <= 2; ++value) step(steps, number, graphs, value, 2, stream);
+  const SlotLease first = graphs.lease("decode", 2, 2);
+  const SlotLease second = graphs.lease("decode", 2, 2);
+  const auto body = [&](Stream s) { number.read(s, seen); };
+  EXPECT_THROW(graphs.run(first, stream, body), InvalidState) << "nothing is planned";
+  Step wanted;
+  wanted.part<NumberStep>("number").value = 3;
+  ASSERT_TRUE(steps.admit(wanted));
+  EXPECT_THROW(graphs.run(first, stream, body), InvalidState) << "admitted only";
+  steps.plan(wanted, first, stream);
+  EXPECT_THROW(graphs.run(second, stream, body), InvalidArgument) << "the other slot";
+  EXPECT_THROW(graphs.run({.slot = first.slot}, stream, body), InvalidArgument) << "no bucket";
+  graphs.run(first, stream, body);
+  steps.commit();
+  EXPECT_THROW(graphs.run(first, stream, body), InvalidState) << "it is over";
+  device.finish_all();
+  EXPECT_THAT(seen, ElementsAre(1, 2, 3));
+}
+
 TEST_F(GraphRunnerUnit, ClearForgetsGraphs) {
   GraphRunner graphs(steps, options());
   step(steps, number, graphs, 1, 2, stream);
