@@ -70,30 +70,27 @@ struct CapturedEngineUnit : testing::Test {
     }
   }
   void attend(Stream s) {
-    for (int32_t layer = 0; layer < kLayers; ++layer) {
-      const LayerTensors& tensors = layers[layer];
-      const auto q = query.view(std::array<int64_t, 3>{kTokens, kHeads, kLatent});
-      engine.attention.run(
-          {.q_nope = columns(q, 0, MiniEngine::kRank),
-           .q_pe = columns(q, MiniEngine::kRank, MiniEngine::kRope),
-           .out = tensors.out.view(std::array<int64_t, 3>{kTokens, kHeads, MiniEngine::kRank}),
-           .lse = tensors.lse.view(std::array<int64_t, 2>{kTokens, kHeads}),
-           .layer = layer},
-          s);
-    }
+    for (int32_t layer = 0; layer < kLayers; ++layer) attend_layer(layers[layer], layer, 0, s);
+  }
+  void attend_layer(const LayerTensors& tensors, int32_t layer, int32_t pass, Stream s) {
+    const auto q = query.view(std::array<int64_t, 3>{kTokens, kHeads, kLatent});
+    engine.attention.run(
+        {.q_nope = columns(q, 0, MiniEngine::kRank),
+         .q_pe = columns(q, MiniEngine::kRank, MiniEngine::kRope),
+         .out = tensors.out.view(std::array<int64_t, 3>{kTokens, kHeads, MiniEngine::kRank}),
+         .lse = tensors.lse.view(std::array<int64_t, 2>{kTokens, kHeads}),
+         .layer = layer,
+         .pass = pass},
+        s);
   }
   void select(Stream s) {
     engine.attention.select_last_hidden(hidden.view(std::array<int64_t, 2>{kTokens, 1}),
                                         last.view(std::array<int64_t, 2>{8, 1}), "main", 0, s);
   }
 
-  // Runs a planned step and compares with what its streams hold.
-  void run(const SlotLease& lease, const std::vector<Segment>& segments) {
-    run(segments, [&] { graphs.run(lease, stream, [&](Stream s) { forward(s); }); });
-  }
-  void run(const std::vector<Segment>& segments, const std::function<void()>& queue_work) {
-    std::vector<RowId> ids;
-    if (!segments.empty()) ids = engine.name_new_rows(engine.kv.label_plan());
+  // Puts the planned step's new rows where the captured write reads them.
+  void stage_new_rows() {
+    const std::vector<RowId> ids = engine.name_new_rows(engine.kv.label_plan());
     for (int32_t layer = 0; layer < kLayers; ++layer) {
       test::DeviceArray<float>& rows = layers[layer].new_rows;
       std::ranges::fill(rows.host, kNan);
@@ -102,6 +99,14 @@ struct CapturedEngineUnit : testing::Test {
       }
       rows.upload(stream);
     }
+  }
+
+  // Runs a planned step and compares with what its streams hold.
+  void run(const SlotLease& lease, const std::vector<Segment>& segments) {
+    run(segments, [&] { graphs.run(lease, stream, [&](Stream s) { forward(s); }); });
+  }
+  void run(const std::vector<Segment>& segments, const std::function<void()>& queue_work) {
+    if (!segments.empty()) stage_new_rows();
     queue_work();
     for (LayerTensors& tensors : layers) {
       tensors.out.download(stream);
@@ -209,6 +214,57 @@ TEST_F(CapturedEngineUnit, PiecesAreReplayedWithEagerWorkBetweenThem) {
     engine.commit();
   }
   EXPECT_EQ(num_bodies, 4) << "two pieces for each of the two slots";
+}
+
+// What a draft chain needs (mstar-project/mstar PRs 264 and 271): pass i has one query a request
+// and sees i + 1 of the three rows that the step appends; two of them are rejected afterwards.
+TEST_F(CapturedEngineUnit, ADraftChainOfSeveralPassesIsOneCapturedStep) {
+  constexpr int32_t kPasses = 3;
+  for (RequestId request = 1; request <= 2; ++request) engine.kv.open({.request = request});
+  std::vector<LayerTensors> chain;
+  chain.reserve(kPasses);
+  for (int32_t pass = 0; pass < kPasses; ++pass) chain.emplace_back(device.device());
+  Step wanted = MiniEngine::step_of({{.request = 1, .span = 3}, {.request = 2, .span = 3}});
+  std::vector<AttentionPass>& passes = MiniEngine::attention_part(wanted).passes;
+  passes.assign(kPasses, {});
+  for (int32_t i = 0; i < kPasses; ++i) {
+    passes[i].segments.assign(2, {.num_queries = 1, .num_appended = i + 1});
+  }
+  for (int n = 0; n < 7; ++n) {
+    SCOPED_TRACE("step " + std::to_string(n));
+    const SlotLease lease = graphs.lease("decode", 8, kTokens);
+    ASSERT_TRUE(engine.runner.admit(wanted));
+    engine.runner.plan(wanted, lease, stream);
+    stage_new_rows();
+    graphs.run(lease, stream, [&](Stream s) {
+      ++num_bodies;
+      write(s);
+      for (int32_t pass = 0; pass < kPasses; ++pass) attend_layer(chain[pass], 1, pass, s);
+    });
+    for (LayerTensors& tensors : chain) {
+      tensors.out.download(stream);
+      tensors.lse.download(stream);
+    }
+    device.finish_all();
+    for (int32_t pass = 0; pass < kPasses; ++pass) {
+      SCOPED_TRACE("pass " + std::to_string(pass));
+      std::vector<ExpectedRow> expected;
+      for (RequestId request = 1; request <= 2; ++request) {
+        std::vector<RowId> keys = engine.rows_with_new({request, "main"});
+        keys.resize(keys.size() - static_cast<size_t>(kPasses - 1 - pass));
+        expected.push_back({keys, 1});
+      }
+      engine.expect_output(
+          {.num_tokens = kTokens, .out = chain[pass].out.host, .lse = chain[pass].lse.host}, 1,
+          true, expected);
+    }
+    engine.commit();
+    const auto rejected = static_cast<RequestId>(1 + n % 2);
+    engine.kv.trim({.request = rejected}, 2);
+    engine.forget_last({rejected, "main"}, 2);
+  }
+  EXPECT_EQ(num_bodies, 2) << "one capture for each slot";
+  EXPECT_THAT(device.violations(), IsEmpty());
 }
 
 TEST_F(CapturedEngineUnit, ReplaysAllocateNothing) {
