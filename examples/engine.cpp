@@ -266,7 +266,9 @@ int main(int argc, char** argv) try {
   const bool on_gpu = argc > 1 && std::string_view(argv[1]) == "cuda";
   if (on_gpu) --argc, ++argv;
   const mla::Device device{on_gpu ? mla::DeviceKind::kCuda : mla::DeviceKind::kCpu};
-  Engine engine(device, argc > 1 ? std::stoi(argv[1]) : 3, argc > 2 ? std::stoll(argv[2]) : 48);
+  const int num_drafts = argc > 1 ? std::stoi(argv[1]) : 3;
+  if (num_drafts < 0 || num_drafts > 64) throw std::invalid_argument("DRAFTS: expected 0 to 64");
+  Engine engine(device, num_drafts, argc > 2 ? std::stoll(argv[2]) : 48);
   std::mt19937_64 random(argc > 3 ? std::stoull(argv[3]) : 1);
   const auto below = [&](int limit) { return static_cast<int32_t>(random() % limit); };
   std::deque<Request> requests;

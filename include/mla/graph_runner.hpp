@@ -15,7 +15,7 @@ namespace mla {
 struct GraphOptions {
   Device device{};
   std::vector<GraphBucket> buckets;  ///< every shape that may be captured
-  int32_t num_slots = 2;             ///< copies of everything that a plan writes, at least 1
+  int32_t num_slots = 2;             ///< copies of everything that a plan writes, 1 to 64
   /// Page ids that one label's plan under a bucket may list.
   int64_t max_listed_pages = 1 << 20;
 };

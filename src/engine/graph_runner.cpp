@@ -11,6 +11,8 @@
 namespace mla {
 namespace {
 
+constexpr int32_t kMaxSlots = 64;
+
 [[noreturn]] void refuse(std::string what, const char* where, std::string expected,
                          std::string got) {
   throw_invalid({std::move(what), where, std::move(expected), std::move(got)});
@@ -32,8 +34,9 @@ auto size_of(const GraphBucket& bucket) {
 
 void check_options(const GraphOptions& options) {
   constexpr const char* kWhere = "GraphRunner";
-  if (options.num_slots < 1) {
-    refuse("num_slots", kWhere, "at least 1", std::to_string(options.num_slots));
+  if (options.num_slots < 1 || options.num_slots > kMaxSlots) {
+    refuse("num_slots", kWhere, "1 to " + std::to_string(kMaxSlots),
+           std::to_string(options.num_slots));
   }
   if (!options.buckets.empty() && device::runtime_of(options.device).is_immediate()) {
     refuse("device", kWhere, "a device with graphs, since there are buckets",

@@ -19,7 +19,7 @@ LayerOptions layer::check_options(const LayerConfig& config, const LayerOptions&
   }
   if (options.dtype != DType::kFloat32 && options.dtype != DType::kBFloat16 &&
       !(on_cuda && options.dtype == DType::kFloat16)) {
-    refuse("dtype", on_cuda ? "fp32, bf16 or fp16" : "fp32 or bf16",
+    refuse("dtype", on_cuda ? "fp32, bf16 or fp16" : "fp32 or bf16 (fp16 on a CUDA device only)",
            std::string(name_of(options.dtype)));
   }
   if (on_cuda) cuda::check_available(options.device);

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -235,6 +236,8 @@ TEST_F(GraphRunnerUnit, RefusesWhatItCannotServe) {
   EXPECT_THROW(GraphRunner(steps, empty), InvalidArgument);
   GraphOptions no_slots = options();
   no_slots.num_slots = 0;
+  EXPECT_THROW(GraphRunner(steps, no_slots), InvalidArgument);
+  no_slots.num_slots = std::numeric_limits<int32_t>::max();
   EXPECT_THROW(GraphRunner(steps, no_slots), InvalidArgument);
   GraphRunner graphs(steps, options());
   const auto nothing = [](Stream) {};
