@@ -1,5 +1,7 @@
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
@@ -28,6 +30,20 @@ inline std::vector<std::string> golden_names() {
   }
   std::ranges::sort(names);
   return names;
+}
+
+/// Runs the file in one pass, in chunks, token by token and interleaved with other requests, and
+/// expects each output within the dtype's bound.
+inline void expect_every_way(const std::string& name, LayerRun run) {
+  const LayerFile file = open_golden(name);
+  const double bound = error_bound(file, run.dtype);
+  EXPECT_LE(max_rel_error(file, run_layer(file, run, one_pass(file))[0]), bound);
+  EXPECT_LE(max_rel_error(file, run_layer(file, run, in_chunks(file))[0]), bound);
+  EXPECT_LE(max_rel_error(file, run_layer(file, run, token_by_token(file))[0]), bound);
+  run.staged = true;
+  for (const auto& output : run_layer(file, run, interleaved(file, 4, 17))) {
+    EXPECT_LE(max_rel_error(file, output), bound);
+  }
 }
 
 }  // namespace mla::cases

@@ -12,16 +12,7 @@ struct Ways : testing::TestWithParam<std::tuple<std::string, DType, int32_t>> {}
 
 TEST_P(Ways, EachWayThroughTheCacheGivesTheFilesOutput) {
   const auto& [name, dtype, page_size] = GetParam();
-  const LayerFile file = open_golden(name);
-  const double bound = error_bound(file, dtype);
-  LayerRun run{.dtype = dtype, .page_size = page_size};
-  EXPECT_LE(max_rel_error(file, run_layer(file, run, one_pass(file))[0]), bound);
-  EXPECT_LE(max_rel_error(file, run_layer(file, run, in_chunks(file))[0]), bound);
-  EXPECT_LE(max_rel_error(file, run_layer(file, run, token_by_token(file))[0]), bound);
-  run.staged = true;
-  for (const auto& output : run_layer(file, run, interleaved(file, 4, 17))) {
-    EXPECT_LE(max_rel_error(file, output), bound);
-  }
+  expect_every_way(name, {.dtype = dtype, .page_size = page_size});
 }
 
 INSTANTIATE_TEST_SUITE_P(LayerGolden, Ways,
