@@ -181,7 +181,10 @@ struct Devices {
             "device_limits");
       return value;
     };
-    return {.compute_capability = 10 * ask(cudaDevAttrComputeCapabilityMajor) +
+    cudaDeviceProp properties{};
+    check(cudaGetDeviceProperties(&properties, index), "cudaGetDeviceProperties", "device_limits");
+    return {.name = properties.name,
+            .compute_capability = 10 * ask(cudaDevAttrComputeCapabilityMajor) +
                                   ask(cudaDevAttrComputeCapabilityMinor),
             .num_sms = ask(cudaDevAttrMultiProcessorCount),
             .smem_per_block = ask(cudaDevAttrMaxSharedMemoryPerBlockOptin)};

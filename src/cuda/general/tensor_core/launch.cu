@@ -1,5 +1,6 @@
 #include <initializer_list>
 
+#include "cuda/cost_table.hpp"
 #include "cuda/device_guard.hpp"
 #include "cuda/device_limits.hpp"
 #include "cuda/general/tensor_core.hpp"
@@ -74,7 +75,7 @@ int32_t num_workers(const KernelQuery& query) {
   return device_limits(query.device.index).num_sms * shape_of(query).blocks_per_sm;
 }
 
-// Of an H200, from docs/kernels/cuda_general.md.
+// An estimate, for shapes and cards that the table does not have.
 plan::CostModel cost_model(const KernelQuery& query) {
   const TileShape shape = shape_of(query);
   const auto workers_per_sm = static_cast<double>(shape.blocks_per_sm);
@@ -82,14 +83,15 @@ plan::CostModel cost_model(const KernelQuery& query) {
   constexpr double kBytesPerNs = 25;     // of one multiprocessor, read from memory
   constexpr double kMultiplyAdds = 900;  // a nanosecond, of one multiprocessor
   const double columns = shape.width + query.geometry.kv_lora_rank;
-  return {.tile_rows = shape.tile_rows,
-          .block_tokens = shape.block_keys,
-          .split_align = 1,
-          .tile_ns = 2500,
-          .block_ns = keys * shape.width * 2 / kBytesPerNs * workers_per_sm,
-          .block_row_ns = keys * columns / kMultiplyAdds * workers_per_sm,
-          .partial_row_ns = 0.1 * query.geometry.kv_lora_rank,
-          .merge_ns = 4000};
+  return calibrated({.tile_rows = shape.tile_rows,
+                     .block_tokens = shape.block_keys,
+                     .split_align = 1,
+                     .tile_ns = 2500,
+                     .block_ns = keys * shape.width * 2 / kBytesPerNs * workers_per_sm,
+                     .block_row_ns = keys * columns / kMultiplyAdds * workers_per_sm,
+                     .partial_row_ns = 0.1 * query.geometry.kv_lora_rank,
+                     .merge_ns = 4000},
+                    "cuda_tensor_core", query);
 }
 
 void prepare(const KernelQuery& query) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "cuda/cost_table.hpp"
 #include "cuda/device_guard.hpp"
 #include "cuda/device_limits.hpp"
 #include "cuda/error.hpp"
@@ -43,16 +44,17 @@ int32_t num_workers(const KernelQuery& query) {
   return device_limits(query.device.index).num_sms / blocks_per_worker(query.geometry);
 }
 
-// Nanoseconds on an H200; docs/kernels/sm90.md has the measurements.
+// The nanoseconds are for cards that the table does not have.
 plan::CostModel cost_model(const KernelQuery& query) {
-  return {.tile_rows = kRows * blocks_per_worker(query.geometry),
-          .block_tokens = kKeys,
-          .split_align = kKeys,
-          .tile_ns = 4000,
-          .block_ns = 2100,
-          .block_row_ns = 0,
-          .partial_row_ns = 20,
-          .merge_ns = 5000};
+  return calibrated({.tile_rows = kRows * blocks_per_worker(query.geometry),
+                     .block_tokens = kKeys,
+                     .split_align = kKeys,
+                     .tile_ns = 4000,
+                     .block_ns = 2100,
+                     .block_row_ns = 0,
+                     .partial_row_ns = 20,
+                     .merge_ns = 5000},
+                    "sm90_dense", query);
 }
 
 using Kernel = void (*)(AttentionArgs);

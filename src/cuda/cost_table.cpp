@@ -1,0 +1,50 @@
+#include "cuda/cost_table.hpp"
+
+#include "cuda/device_limits.hpp"
+
+namespace mla::cuda {
+namespace {
+
+struct Entry {
+  std::string_view card;
+  std::string_view kernel;
+  int32_t kv_lora_rank;
+  int32_t qk_rope_head_dim;
+  int32_t tile_rows;
+  KernelCosts costs;
+};
+
+// tile, block, block and row, partial row, merge: lines of `mla bench --calibrate`.
+constexpr Entry kEntries[] = {
+    {"NVIDIA H200", "sm90_dense", 512, 64, 64, {4000, 2100, 0, 20, 5000}},
+    {"NVIDIA H200", "sm90_dense", 512, 64, 128, {4000, 2100, 0, 20, 5000}},
+};
+
+}  // namespace
+
+const KernelCosts* find_costs(std::string_view card, std::string_view kernel,
+                              const Geometry& geometry, int32_t tile_rows) {
+  for (const Entry& entry : kEntries) {
+    if (entry.card == card && entry.kernel == kernel &&
+        entry.kv_lora_rank == geometry.kv_lora_rank &&
+        entry.qk_rope_head_dim == geometry.qk_rope_head_dim && entry.tile_rows == tile_rows) {
+      return &entry.costs;
+    }
+  }
+  return nullptr;
+}
+
+plan::CostModel calibrated(plan::CostModel model, std::string_view kernel,
+                           const KernelQuery& query) {
+  const KernelCosts* costs =
+      find_costs(device_limits(query.device.index).name, kernel, query.geometry, model.tile_rows);
+  if (costs == nullptr) return model;
+  model.tile_ns = costs->tile_ns;
+  model.block_ns = costs->block_ns;
+  model.block_row_ns = costs->block_row_ns;
+  model.partial_row_ns = costs->partial_row_ns;
+  model.merge_ns = costs->merge_ns;
+  return model;
+}
+
+}  // namespace mla::cuda
