@@ -6,7 +6,7 @@ TRACE ?= examples/traces/sample.jsonl
 export FUZZ_SECONDS JOBS
 
 .DEFAULT_GOAL := help
-.PHONY: help demo build test bench format lint clean asan tsan fuzz
+.PHONY: help demo build test bench format lint clean asan tsan fuzz python
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z% -]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,7 +25,7 @@ test:  ## set up and run every test: release, sanitizers, fuzzers, lint, format,
 test-%:  ## the release tests of one kind: unit, property, contract, tools, install ...
 	@scripts/test.sh release-$*
 
-asan tsan fuzz:  ## one part of make test: the sanitizer builds, the fuzz targets
+asan tsan fuzz python:  ## one part of make test: the sanitizer builds, the fuzz targets, the Python package
 	@scripts/test.sh $@
 
 lint:  ## format check and clang-tidy
@@ -41,6 +41,8 @@ bench: build  ## measure the attention kernels and the planner
 format:  ## rewrite all sources in the project's format
 	@scripts/setup.sh test
 	git ls-files '*.cpp' '*.hpp' '*.h' '*.c' | xargs clang-format-16 -i
+	@scripts/python.sh venv
+	build/venv/bin/ruff format --quiet
 
 clean:  ## remove everything that was built
 	rm -rf build

@@ -7,6 +7,7 @@
 #     lint         clang-tidy with clang's analyzer over src/ and tools/
 #     asan, tsan   unit and property tests under sanitizers
 #     fuzz         each fuzz target for FUZZ_SECONDS (60)
+#     python       the Python package: format, lint and types, the wheel, its tests
 #
 # A part that fails does not stop the others. Environment: JOBS (all processors), FUZZ_SECONDS.
 set -uo pipefail
@@ -52,12 +53,31 @@ run_ctest() {  # preset, ctest arguments
   return "$status"
 }
 
+# Counts from pytest's closing line, "3 failed, 97 passed, 20 skipped in 5.02s".
+run_pytest() {
+  local log=$logs/pytest.log status
+  scripts/python.sh test 2>&1 | tee "$log"
+  status=${PIPESTATUS[0]}
+  count_of() { sed -nE "s/^=*(.*[ ,])?([0-9]+) $1.* in [0-9.]+s.*/\2/p" "$log" | tail -n 1; }
+  local good bad broken
+  good=$(count_of passed) bad=$(count_of failed) broken=$(count_of 'errors?')
+  count "${good:-0}" $((${bad:-0} + ${broken:-0}))
+  return "$status"
+}
+
 part_format() { run_checks format scripts/check_format.sh; }
 part_release() { build release all && run_ctest release "$@"; }
 part_lint() { scripts/configure.sh release && run_checks lint scripts/lint.sh; }
 part_asan() { build asan tests_unit tests_property && run_ctest asan -L '^(unit|property)$'; }
 part_tsan() { build tsan tests_unit tests_property && run_ctest tsan -L '^(unit|property)$'; }
 part_fuzz() { run_checks fuzz scripts/fuzz.sh; }
+part_python() {
+  scripts/python.sh venv || return 1
+  local status=0
+  run_checks python-lint scripts/python.sh lint || status=1
+  run_checks wheel scripts/python.sh wheel && run_pytest || status=1
+  return $status
+}
 
 run_part() {
   local name=$1 counted=$((passed + failed)) failed_before=$failed start=$SECONDS verdict=ok
@@ -73,7 +93,7 @@ run_part() {
 }
 
 parts=("$@")
-[ ${#parts[@]} -gt 0 ] || parts=(format release lint asan tsan fuzz)
+[ ${#parts[@]} -gt 0 ] || parts=(format release lint asan tsan fuzz python)
 for part in "${parts[@]}"; do
   declare -F "part_${part%%-*}" >/dev/null || { echo "no such part: $part" >&2 && exit 2; }
 done

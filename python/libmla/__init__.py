@@ -1,0 +1,44 @@
+"""Attention for serving models that use Multi-head Latent Attention.
+
+Arrays come and go through DLPack: of PyTorch on CUDA and the CPU, NumPy on the CPU (bf16 through
+ml_dtypes), or any other library that has it. Nothing is copied but what a docstring says is.
+
+Errors say where, what, what was expected and what came: ValueError for an argument, RuntimeError
+for a call out of order or a failure of CUDA, MemoryError.
+"""
+
+from ._arrays import SupportsDLPack, to_numpy, to_torch
+from ._module import core as _core
+from ._records import (
+    Bucket,
+    CacheStrides,
+    Geometry,
+    Limits,
+    LseBase,
+    PlanInfo,
+    SplitPolicy,
+    Support,
+)
+from .attention import Executor, PagedAttention, merge_states, supports
+from .pool import LatentPool
+
+__version__: str = _core.version()
+
+__all__ = [
+    "Bucket",
+    "CacheStrides",
+    "Executor",
+    "Geometry",
+    "LatentPool",
+    "Limits",
+    "LseBase",
+    "PagedAttention",
+    "PlanInfo",
+    "SplitPolicy",
+    "Support",
+    "SupportsDLPack",
+    "merge_states",
+    "supports",
+    "to_numpy",
+    "to_torch",
+]

@@ -1,0 +1,163 @@
+"""The paged latent cache."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ._arrays import (
+    DeviceLike,
+    DTypeLike,
+    Ints,
+    StreamLike,
+    SupportsDLPack,
+    argument,
+    device_name,
+    device_of,
+    dtype_code,
+    dtype_name,
+    host_ints,
+    output,
+    stream_handle,
+)
+from ._module import core, torch
+
+
+class LatentPool:
+    """The paged latent cache, [layers, pages, page_size, kv_lora_rank + qk_rope_head_dim].
+
+    num_pages  usable pages, 1 to 2^31 - 2. The pool holds one more, the sink: page num_pages, where
+               an engine may write padded rows and which is never read
+    page_size  tokens of a page
+    dtype      fp32, bf16 or fp16
+    memory     at least LatentPool.bytes(...) on the device, 64-byte aligned, without gaps; None:
+               the pool owns its memory, which is zero until it is written
+
+    A slot is page * page_size + offset in the page. The pool knows no owners: KvResource hands out
+    its pages. Raises ValueError, MemoryError, RuntimeError (CUDA).
+    """
+
+    def __init__(
+        self,
+        *,
+        num_layers: int = 1,
+        num_pages: int,
+        page_size: int,
+        kv_lora_rank: int,
+        qk_rope_head_dim: int,
+        dtype: DTypeLike = "bf16",
+        device: DeviceLike = "cpu",
+        memory: SupportsDLPack | None = None,
+    ) -> None:
+        self.num_layers = num_layers
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.kv_lora_rank = kv_lora_rank
+        self.qk_rope_head_dim = qk_rope_head_dim
+        self.dtype = dtype_name(dtype)
+        self._device = device_of(device)
+        self._box = core.pool_make(
+            (
+                num_layers,
+                num_pages,
+                page_size,
+                kv_lora_rank,
+                qk_rope_head_dim,
+                dtype_code(dtype),
+            ),
+            *self._device,
+            memory,
+        )
+
+    @staticmethod
+    def bytes(
+        *,
+        num_layers: int = 1,
+        num_pages: int,
+        page_size: int,
+        kv_lora_rank: int,
+        qk_rope_head_dim: int,
+        dtype: DTypeLike = "bf16",
+    ) -> int:
+        """Exact bytes of a pool, the sink included. Raises as the constructor."""
+        shape = (
+            num_layers,
+            num_pages,
+            page_size,
+            kv_lora_rank,
+            qk_rope_head_dim,
+            dtype_code(dtype),
+        )
+        return core.pool_bytes(shape, 0, 0)
+
+    @property
+    def device(self) -> str:
+        """Where it is: "cpu" or "cuda:INDEX"."""
+        return device_name(self._device)
+
+    @property
+    def total_pages(self) -> int:
+        """Pages of every layer, the sink included: PagedAttention's num_pages."""
+        return self.num_pages + 1
+
+    @property
+    def sink_page(self) -> int:
+        """The page that is never read."""
+        return self.num_pages
+
+    def layer(self, layer: int) -> SupportsDLPack:
+        """One layer [total_pages, page_size, latent], without copying; `to_torch` and `to_numpy`
+        make an array of it. It keeps the pool's memory alive. Raises ValueError (layer).
+        """
+        return core.pool_layer(self._box, layer)
+
+    def views(self, layer: int) -> tuple[SupportsDLPack, SupportsDLPack | None]:
+        """The ckv and kpe of a layer, as PagedAttention.run takes them; no kpe at rope width 0."""
+        parts = core.pool_views(self._box, layer)
+        return parts[0], parts[1] if len(parts) > 1 else None
+
+    def append(
+        self,
+        layer: int,
+        slots: Ints,
+        ckv: SupportsDLPack,
+        kpe: SupportsDLPack | None = None,
+        *,
+        stream: StreamLike = None,
+    ) -> None:
+        """Scatters row i to slots[i]; -1 skips the row. No other byte of the pool changes.
+
+        slots  [n] int64, on the host, where each is checked, or on the pool's device, where a
+               captured append reads them anew at each replay and one outside the pool is skipped
+        ckv    [n, kv_lora_rank], any row stride, of the pool's dtype and device
+        kpe    [n, qk_rope_head_dim]; left out at rope width 0
+
+        Queued on `stream` on CUDA, done at return on the CPU. Raises ValueError before anything is
+        written.
+        """
+        on_host = not (torch is not None and isinstance(slots, torch.Tensor))
+        core.pool_append(
+            self._box,
+            layer,
+            host_ints(slots, np.int64) if on_host else slots,
+            argument(ckv),
+            argument(kpe),
+            stream_handle(self._device, stream),
+        )
+
+    def gather(
+        self, layer: int, slots: Ints, rows: SupportsDLPack, *, stream: StreamLike = None
+    ) -> None:
+        """Reads slots[i] ([n] int64, host) into row i of `rows` [n, latent]; -1 leaves it alone."""
+        core.pool_gather(
+            self._box,
+            layer,
+            host_ints(slots, np.int64),
+            output(rows, "rows", "LatentPool::gather"),
+            stream_handle(self._device, stream),
+        )
+
+    def copy_pages(self, copies: Sequence[tuple[int, int]], *, stream: StreamLike = None) -> None:
+        """Copies whole pages (from, to) in every layer, one after the other."""
+        flat: list[Any] = [page for copy in copies for page in copy]
+        core.pool_copy_pages(self._box, flat, stream_handle(self._device, stream))
