@@ -13,7 +13,7 @@
 #         engine    the engine's suites, mla replay and the example on the GPU
 #         layer     the MLA layer: golden files, kernels, captured steps
 #         sanitizers  memcheck, racecheck, initcheck, synccheck over a reduced list
-#         bench     mla bench over the whole grid, to OUT/grid.json
+#         bench     mla bench over the whole grid, to OUT/grid.json, with every DIR/peers/*.so as a peer
 # Exit status 1 if anything failed. Each stage takes less than 8 minutes.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
@@ -112,8 +112,10 @@ run_stage() {
   case $1 in
     sanitizers) run_sanitizers ;;
     bench)
+      local peers=() peer
+      for peer in "$here"/peers/*.so; do [ -e "$peer" ] && peers+=(--peer "$peer"); done
       run_command bench "$here/mla" bench --device cuda --rounds 5 --note "${COMMIT:-}" \
-        --json "$out/grid.json"
+        --json "$out/grid.json" "${peers[@]}"
       ;;
     *)
       for program in $(programs_of "$1"); do

@@ -43,10 +43,13 @@ TEST(BenchTools, ThreadCountsAreMeasuredSideBySide) {
 }
 
 TEST(BenchTools, WrongArgumentsAreRefused) {
-  const std::vector<std::vector<std::string>> wrong = {{"bench", "--filter", "nothing like it"},
-                                                       {"bench", "--rounds", "0"},
-                                                       {"bench", "--threads", "0"},
-                                                       {"bench", "--kernel", "nonsense"}};
+  const std::vector<std::vector<std::string>> wrong = {
+      {"bench", "--filter", "nothing like it"},
+      {"bench", "--rounds", "0"},
+      {"bench", "--threads", "0"},
+      {"bench", "--kernel", "nonsense"},
+      {"bench", "--peer", "any.so"},
+      {"bench", "--device", "cuda", "--peer", "no/such/peer.so"}};
   for (const auto& arguments : wrong) {
     const ToolResult result = run_tool(arguments);
     EXPECT_EQ(result.status, 2) << testing::PrintToString(arguments);

@@ -36,6 +36,7 @@ struct BenchOptions {
   std::string filter;
   std::string kernel;
   std::string note;
+  std::vector<std::string> peers;
   std::vector<int> threads;  // empty: one, and all processors
   int rounds = 5;
   bool quick = false;
@@ -219,6 +220,7 @@ Json json_of(const BenchOptions& options, const BenchResult& result) {
 }
 
 int run_bench(BenchOptions options) {
+  if (!options.peers.empty()) throw UsageError("--peer: peers run on a GPU (--device cuda)");
   if (options.quick) options.rounds = 1;
   const BenchResult result = measure(options);
   if (!options.json.to_stdout()) fmt::print("{}", table_of(result));
@@ -250,6 +252,10 @@ void add_bench_command(CLI::App& app, int& status) {
       ->delimiter(',');
   command->add_option("--kernel", options->kernel,
                       "a kernel of `mla doctor` (the first that accepts)");
+  command
+      ->add_option("--peer", options->peers,
+                   "a library behind tools/mla/peer.h, timed in turn; may be repeated")
+      ->type_name("FILE.so");
   command->add_option("--note", options->note, "goes into the JSON: a commit, a machine");
   command->add_flag("--quick", options->quick, "one short round: shows that it works");
   add_json_option(*command, options->json);
@@ -262,6 +268,7 @@ void add_bench_command(CLI::App& app, int& status) {
                                      .filter = options->filter,
                                      .kernel = options->kernel,
                                      .note = options->note,
+                                     .peers = options->peers,
                                      .rounds = options->quick ? 1 : options->rounds,
                                      .json = options->json});
   });

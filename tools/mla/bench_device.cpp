@@ -5,20 +5,19 @@
 
 #include <algorithm>
 #include <ctime>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <numeric>
-#include <random>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "cases/check.hpp"
-#include "cases/random.hpp"
 #include "cuda/card.hpp"
-#include "device/runtime.hpp"
+#include "mla/bench_cell.hpp"
 #include "mla/bench_shapes.hpp"
 #include "mla/bench_spread.hpp"
-#include "mla/clock.hpp"
 #include "mla/command.hpp"
+#include "mla/peer_library.hpp"
 #include "mla/progress.hpp"
 #include "mla/usage_error.hpp"
 #include "mla/version.hpp"
@@ -26,50 +25,15 @@
 namespace mla::cli {
 namespace {
 
-constexpr int64_t kColdBytes = int64_t{400} << 20;  // several times any level-2 cache of today
-constexpr int64_t kMostLayers = 256;
-constexpr double kSecondsOfARound = 0.02;
 constexpr int64_t kCheckedTokens =
     65536;  // of the smaller batch that is held against the reference
 constexpr int64_t kCheckedRows = 3;
 
-class DeviceBytes {
- public:
-  DeviceBytes(device::Runtime& runtime, size_t bytes)
-      : runtime_(runtime), data_(static_cast<std::byte*>(runtime.allocate(bytes))) {}
-  ~DeviceBytes() { runtime_.release(data_); }
-  DeviceBytes(const DeviceBytes&) = delete;
-  DeviceBytes& operator=(const DeviceBytes&) = delete;
-  std::byte* data() const { return data_; }
-
- private:
-  device::Runtime& runtime_;
-  std::byte* data_;
-};
-
-// Uniform values: one random block again and again, of a length that no row divides.
-void fill_random(device::Runtime& runtime, std::byte* to, int64_t bytes, DType dtype) {
-  constexpr int64_t kBlockValues = (int64_t{4} << 20) - 1;
-  static std::vector<std::byte> block;
-  const int64_t block_bytes = kBlockValues * size_of(dtype);
-  block.resize(static_cast<size_t>(block_bytes));
-  cases::fill_uniform(cases::row_key(7, 0, 0), dtype, block.data(), kBlockValues);
-  for (int64_t at = 0; at < bytes; at += block_bytes) {
-    const auto part = static_cast<size_t>(std::min(block_bytes, bytes - at));
-    runtime.copy_to_device(to + at, block.data(), part, {});
-  }
-  runtime.synchronize({});
-}
-
 struct Measurement {
   BenchShape shape;
-  std::string kernel{};
   std::string fault{};
   double max_abs_error = 0;
-  PlanInfo plan{};
-  std::vector<double> round_us{};
-
-  double us() const { return spread_of(round_us).median; }
+  CellTimes times{};
 };
 
 // The shape with requests short enough to be computed in double beside it.
@@ -80,98 +44,12 @@ void check(Measurement& m) {
   for (int32_t& kv_len : c.kv_lens) kv_len = std::min(kv_len, most);
   for (int32_t& q_len : c.q_lens) q_len = std::min(q_len, 16);
   const cases::CheckReport report = cases::check_case(c, {.max_rows = kCheckedRows, .num_runs = 1});
-  m.kernel = report.kernel;
   m.fault = report.fault;
   m.max_abs_error = report.max_abs_error;
 }
 
-// Index arrays of a batch on scattered pages.
-struct Indices {
-  std::vector<int32_t> qo_indptr{0}, kv_indptr{0}, kv_indices;
-
-  explicit Indices(const cases::AttentionCase& c) {
-    for (size_t row = 0; row < c.q_lens.size(); ++row) {
-      qo_indptr.push_back(qo_indptr.back() + c.q_lens[row]);
-      kv_indptr.push_back(kv_indptr.back() +
-                          static_cast<int32_t>(c.pages_of(static_cast<int64_t>(row))));
-    }
-    kv_indices.resize(static_cast<size_t>(kv_indptr.back()));
-    std::iota(kv_indices.begin(), kv_indices.end(), 0);
-    std::mt19937 generator(1);  // NOLINT(cert-msc51-cpp): the same pages every time
-    std::shuffle(kv_indices.begin(), kv_indices.end(), generator);
-  }
-};
-
-void time_shape(const DeviceBenchOptions& options, Measurement& m) {
-  const cases::AttentionCase& c = m.shape.attention_case;
-  device::Runtime& runtime = device::runtime_of(options.device);
-  const Geometry& g = c.geometry;
-  const Indices indices(c);
-  const int64_t tokens = c.num_tokens();
-  const int64_t pages = c.pages_needed();
-  const int64_t layer_bytes = pages * g.page_size * g.latent_width() * size_of(g.kv_dtype);
-  const int64_t layers = std::clamp(kColdBytes / layer_bytes + 1, int64_t{2}, kMostLayers);
-  const int64_t q_bytes = tokens * g.num_heads * g.latent_width() * size_of(g.dtype);
-  const DeviceBytes cache(runtime, static_cast<size_t>(layers * layer_bytes));
-  const DeviceBytes queries(runtime, static_cast<size_t>(q_bytes));
-  const DeviceBytes out(runtime, static_cast<size_t>(q_bytes));
-  const DeviceBytes lse(runtime, static_cast<size_t>(tokens * g.num_heads) * sizeof(float));
-  fill_random(runtime, cache.data(), layers * layer_bytes, g.kv_dtype);
-  fill_random(runtime, queries.data(), q_bytes, g.dtype);
-
-  PagedAttention attention({.geometry = g,
-                            .num_pages = pages,
-                            .device = options.device,
-                            .limits = {.max_listed_pages = pages},
-                            .bucket = Bucket{.num_rows = c.num_rows(), .num_tokens = tokens},
-                            .capture = true,
-                            .kernel = options.kernel});
-  const Stream stream = runtime.create_stream();
-  attention.plan({.qo_indptr = indices.qo_indptr,
-                  .kv_indptr = indices.kv_indptr,
-                  .kv_indices = indices.kv_indices,
-                  .kv_len = c.kv_lens},
-                 {.sm_scale = c.sm_scale, .causal = c.causal}, stream);
-  m.plan = attention.info();
-  m.kernel = attention.kernel();
-  const auto joined = contiguous_view(static_cast<const void*>(queries.data()),
-                                      std::array{tokens, int64_t{g.num_heads}, g.latent_width()},
-                                      g.dtype, options.device);
-  RunArgs args{
-      .q_nope = columns(joined, 0, g.kv_lora_rank),
-      .q_pe = columns(joined, g.kv_lora_rank, g.qk_rope_head_dim),
-      .out = contiguous_view(static_cast<void*>(out.data()),
-                             std::array{tokens, int64_t{g.num_heads}, int64_t{g.kv_lora_rank}},
-                             g.dtype, options.device),
-      .lse = contiguous_view(reinterpret_cast<float*>(lse.data()),
-                             std::array{tokens, int64_t{g.num_heads}}, options.device)};
-  runtime.begin_capture(stream);
-  for (int64_t layer = 0; layer < layers; ++layer) {
-    args.cache =
-        split_latent(contiguous_view(static_cast<const void*>(cache.data() + layer * layer_bytes),
-                                     std::array{pages, int64_t{g.page_size}, g.latent_width()},
-                                     g.kv_dtype, options.device),
-                     g.kv_lora_rank);
-    attention.run(args, stream);
-  }
-  const device::Graph graph = runtime.end_capture(stream);
-  const auto time_replays = [&](int64_t count) {
-    const double begin = now_s();
-    for (int64_t i = 0; i < count; ++i) runtime.replay(graph, stream);
-    runtime.synchronize(stream);
-    return now_s() - begin;
-  };
-  time_replays(2);
-  const double once = time_replays(1);
-  const auto count = std::clamp<int64_t>(static_cast<int64_t>(kSecondsOfARound / once), 1, 10000);
-  for (int round = 0; round < options.rounds; ++round) {
-    m.round_us.push_back(time_replays(count) / static_cast<double>(count * layers) * 1e6);
-  }
-  runtime.destroy_graph(graph);
-  runtime.destroy_stream(stream);
-}
-
-std::vector<Measurement> measure(const DeviceBenchOptions& options) {
+std::vector<Measurement> measure(const DeviceBenchOptions& options,
+                                 std::span<const PeerLibrary> peers) {
   std::vector<Measurement> all;
   for (BenchShape& shape : gpu_bench_shapes()) {
     if ((shape.group + ": " + shape.attention_case.name).find(options.filter) ==
@@ -189,7 +67,7 @@ std::vector<Measurement> measure(const DeviceBenchOptions& options) {
   int64_t done = 0;
   for (Measurement& m : all) {
     check(m);
-    time_shape(options, m);
+    m.times = time_cell(m.shape.attention_case, peers, {.rounds = options.rounds});
     progress.show(++done, m.shape.attention_case.name);
   }
   return all;
@@ -200,14 +78,27 @@ int64_t total_tokens(const BenchShape& shape) {
   return std::accumulate(kv_lens.begin(), kv_lens.end(), int64_t{0});
 }
 
+Json json_of(const PeerTimes& peer) {
+  const bool timed = peer.fault.empty();
+  const Spread us = timed ? spread_of(peer.round_us) : Spread{};
+  return {{"name", peer.name},
+          {"us", timed ? Json(us.median) : Json()},
+          {"spread", timed ? Json{us.low, us.high} : Json()},
+          {"plan_us", peer.plan_us},
+          {"max_difference", peer.max_difference},
+          {"fault", peer.fault}};
+}
+
 Json json_of(const Measurement& m) {
   const cases::AttentionCase& c = m.shape.attention_case;
-  const Spread us = spread_of(m.round_us);
+  const Spread us = spread_of(m.times.round_us);
   const bool equal =
       std::ranges::all_of(c.kv_lens, [&](int32_t len) { return len == c.kv_lens[0]; });
+  Json peers = Json::array();
+  for (const PeerTimes& peer : m.times.peers) peers.push_back(json_of(peer));
   return {{"group", m.shape.group},
           {"shape", c.name},
-          {"kernel", m.kernel},
+          {"kernel", m.times.kernel},
           {"rows", c.num_rows()},
           {"kv", equal ? Json(c.kv_lens[0]) : Json()},
           {"heads", c.geometry.num_heads},
@@ -216,19 +107,17 @@ Json json_of(const Measurement& m) {
           {"total_tokens", total_tokens(m.shape)},
           {"us", us.median},
           {"spread", {us.low, us.high}},
+          {"plan_us", m.times.plan_us},
           {"gbps", m.shape.bytes() / us.median * 1e-3},
           {"tflops", m.shape.flops() / us.median * 1e-6},
-          {"splits", m.plan.num_splits},
+          {"splits", m.times.plan.num_splits},
+          {"peers", std::move(peers)},
           {"max_error", m.max_abs_error},
           {"fault", m.fault}};
 }
 
-}  // namespace
-
-int run_device_bench(const DeviceBenchOptions& options) {
-  const cuda::Card card = cuda::describe_card(options.device.index);
-  const std::vector<Measurement> all = measure(options);
-  Table table({"shape", "kernel", "us", "quartiles", "GB/s", "TFLOP/s", "splits", "error"});
+Json json_of(const DeviceBenchOptions& options, const cuda::Card& card,
+             const std::vector<Measurement>& all) {
   Json json = {{"card", card.name},
                {"driver", card.driver_version},
                {"cuda", card.runtime_version},
@@ -237,24 +126,73 @@ int run_device_bench(const DeviceBenchOptions& options) {
                {"commit", options.note},
                {"rounds", options.rounds}};
   json["cells"] = Json::array();
-  int status = kDone;
-  for (const Measurement& m : all) {
-    const Spread us = spread_of(m.round_us);
-    table.add({m.shape.attention_case.name, m.kernel, fmt::format("{:.1f}", us.median),
-               fmt::format("{:.1f}-{:.1f}", us.low, us.high),
-               fmt::format("{:.0f}", m.shape.bytes() / us.median * 1e-3),
-               fmt::format("{:.0f}", m.shape.flops() / us.median * 1e-6),
-               std::to_string(m.plan.num_splits),
-               m.fault.empty() ? fmt::format("{:.1e}", m.max_abs_error) : "WRONG"});
-    json["cells"].push_back(json_of(m));
-    if (m.fault.empty()) continue;
-    fmt::print(stderr, "mla: {}: {}\n", m.shape.attention_case.name, m.fault);
-    status = kCheckFailed;
+  for (const Measurement& m : all) json["cells"].push_back(json_of(m));
+  return json;
+}
+
+std::string us_of(const CellTimes& times, const std::string& peer_name) {
+  for (const PeerTimes& peer : times.peers) {
+    if (peer.name != peer_name) continue;
+    return peer.fault.empty() ? fmt::format("{:.1f}", spread_of(peer.round_us).median) : "WRONG";
   }
-  if (!options.json.to_stdout())
-    fmt::print("{}, {}\n{}", card.name, card.driver_version, table.text());
-  write_json(options.json, json);
+  return "-";
+}
+
+std::string table_of(const std::vector<Measurement>& all, std::span<const PeerLibrary> peers) {
+  std::vector<std::string> header = {"shape", "kernel",  "us",     "quartiles",
+                                     "GB/s",  "TFLOP/s", "splits", "error"};
+  for (const PeerLibrary& peer : peers) header.push_back(peer.name() + " us");
+  Table table(header);
+  for (const Measurement& m : all) {
+    const Spread us = spread_of(m.times.round_us);
+    std::vector<std::string> row = {
+        m.shape.attention_case.name,
+        m.times.kernel,
+        fmt::format("{:.1f}", us.median),
+        fmt::format("{:.1f}-{:.1f}", us.low, us.high),
+        fmt::format("{:.0f}", m.shape.bytes() / us.median * 1e-3),
+        fmt::format("{:.0f}", m.shape.flops() / us.median * 1e-6),
+        std::to_string(m.times.plan.num_splits),
+        m.fault.empty() ? fmt::format("{:.1e}", m.max_abs_error) : "WRONG"};
+    for (const PeerLibrary& peer : peers) row.push_back(us_of(m.times, peer.name()));
+    table.add(row);
+  }
+  return table.text();
+}
+
+// Says what is wrong on standard error; the exit status.
+int report_faults(const std::vector<Measurement>& all) {
+  int status = kDone;
+  const auto report = [&](const Measurement& m, const std::string& who, const std::string& fault) {
+    if (fault.empty()) return;
+    fmt::print(stderr, "mla: {}: {}{}\n", m.shape.attention_case.name, who, fault);
+    status = kCheckFailed;
+  };
+  for (const Measurement& m : all) {
+    report(m, "", m.fault);
+    for (const PeerTimes& peer : m.times.peers) report(m, peer.name + ": ", peer.fault);
+  }
   return status;
+}
+
+std::vector<PeerLibrary> open_peers(const DeviceBenchOptions& options) {
+  if (!options.peers.empty() && options.device != Device{DeviceKind::kCuda, 0}) {
+    throw UsageError("--peer: peers run on the first GPU (--device cuda)");
+  }
+  return {options.peers.begin(), options.peers.end()};
+}
+
+}  // namespace
+
+int run_device_bench(const DeviceBenchOptions& options) {
+  const std::vector<PeerLibrary> peers = open_peers(options);
+  const cuda::Card card = cuda::describe_card(options.device.index);
+  const std::vector<Measurement> all = measure(options, peers);
+  if (!options.json.to_stdout()) {
+    fmt::print("{}, {}\n{}", card.name, card.driver_version, table_of(all, peers));
+  }
+  write_json(options.json, json_of(options, card, all));
+  return report_faults(all);
 }
 
 }  // namespace mla::cli

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <vector>
 
 #include "mla/device.hpp"
 #include "mla/output.hpp"
@@ -9,16 +10,17 @@ namespace mla::cli {
 
 struct DeviceBenchOptions {
   Device device{};
-  std::string filter;  ///< of "group: name"
-  std::string kernel;  ///< empty: the first that accepts
-  std::string note;    ///< goes into the JSON
+  std::string filter;              ///< of "group: name"
+  std::string kernel;              ///< empty: the first that accepts
+  std::string note;                ///< goes into the JSON
+  std::vector<std::string> peers;  ///< files of libraries behind peer.h
   int rounds = 5;
   JsonTarget json{};
 };
 
 /// Times attention on an accelerator: every shape of gpu_bench_shapes() is checked against the
-/// reference on a few rows, then captured over caches that are together several times the level-2
-/// cache, and replayed. Returns the exit status.
+/// reference on a few rows, then timed with the peers in turn (time_cell). Returns the exit status.
+/// Throws UsageError (filter, peers), InvalidArgument (no such device).
 int run_device_bench(const DeviceBenchOptions& options);
 
 }  // namespace mla::cli
