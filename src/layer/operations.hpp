@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "layer/rope.hpp"
+#include "mla/export.hpp"
 #include "mla/layer.hpp"
 #include "mla/tensor_view.hpp"
 
@@ -60,7 +61,7 @@ class Operations {
 
 /// Those of a device, for one caller at a time. Does what a first call would have to, so that that
 /// may be a capture. Throws InvalidArgument (a device that is not there or without its library of
-/// matrix products), CudaError.
-std::unique_ptr<Operations> make_operations(const LayerOptions& options);
+/// matrix products), CudaError. Exported for the command `mla`.
+MLA_API std::unique_ptr<Operations> make_operations(const LayerOptions& options);
 
 }  // namespace mla::layer

@@ -10,15 +10,17 @@
 #include <limits>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <stdexcept>
 #include <utility>
 
 #include "cases/random.hpp"
-#include "device/runtime.hpp"
 #include "mla/bench_spread.hpp"
+#include "mla/captured_runs.hpp"
 #include "mla/clock.hpp"
 #include "mla/device_memory.hpp"
+#include "mla/page_reads.hpp"
 
 namespace mla::cli {
 namespace {
@@ -126,6 +128,10 @@ class Cell {
             .lse = static_cast<float*>(lse_.data())};
   }
 
+  const void* cache_at(int64_t index) const {
+    return static_cast<const std::byte*>(caches_.data()) + index * cache_bytes_;
+  }
+
   /// Fills the output with NaN, and waits for it.
   void spoil_out() {
     out_.fill(0xff, stream_);
@@ -142,9 +148,6 @@ class Cell {
  private:
   int64_t num_heads() const { return case_.num_tokens() * case_.geometry.num_heads; }
   DeviceMemory memory(int64_t bytes) const { return {case_.device, static_cast<size_t>(bytes)}; }
-  const void* cache_at(int64_t index) const {
-    return static_cast<const std::byte*>(caches_.data()) + index * cache_bytes_;
-  }
 
   const cases::AttentionCase& case_;
   Indices indices_;
@@ -152,52 +155,6 @@ class Cell {
   int64_t cache_bytes_;
   int64_t num_caches_;
   DeviceMemory caches_, queries_, out_, lse_;
-};
-
-/// Runs over every copy of the cache, captured.
-class CapturedRuns {
- public:
-  /// `run` queues one run over the cache of an index. Where it throws, so does this.
-  CapturedRuns(const Cell& cell, const std::function<void(int64_t index)>& run)
-      : runtime_(device::runtime_of(cell.device())),
-        stream_(cell.stream()),
-        num_runs_(cell.num_caches()) {
-    runtime_.begin_capture(stream_);
-    try {
-      for (int64_t index = 0; index < num_runs_; ++index) run(index);
-    } catch (...) {
-      runtime_.destroy_graph(runtime_.end_capture(stream_));
-      throw;
-    }
-    graph_ = runtime_.end_capture(stream_);
-  }
-  ~CapturedRuns() { runtime_.destroy_graph(graph_); }
-  CapturedRuns(const CapturedRuns&) = delete;
-  CapturedRuns& operator=(const CapturedRuns&) = delete;
-
-  /// Replays until all is warm and chooses how often a round of so many seconds replays.
-  void warm_up(double round_seconds) {
-    replay(2);
-    num_replays_ = std::clamp<int64_t>(static_cast<int64_t>(round_seconds / replay(1)), 1, 10000);
-  }
-  /// Microseconds of one run.
-  double time_round() {
-    return replay(num_replays_) / static_cast<double>(num_replays_ * num_runs_) * 1e6;
-  }
-
- private:
-  double replay(int64_t count) {
-    const double begin = now_s();
-    for (int64_t i = 0; i < count; ++i) runtime_.replay(graph_, stream_);
-    runtime_.synchronize(stream_);
-    return now_s() - begin;
-  }
-
-  device::Runtime& runtime_;
-  Stream stream_;
-  int64_t num_runs_;
-  int64_t num_replays_ = 1;
-  device::Graph graph_{};
 };
 
 /// Median microseconds of the host in `plan`; the device's work of each is waited for in between.
@@ -212,10 +169,11 @@ double time_plans(const Cell& cell, const std::function<void()>& plan) {
   return spread_of(us).median;
 }
 
-/// A contender of a cell: its captured runs and where its rounds are noted.
+/// A contender of a cell: its captured runs over every copy of the cache and where its rounds are
+/// noted.
 struct Contender {
   Contender(const Cell& cell, const std::function<void(int64_t)>& run, std::vector<double>& us)
-      : runs(cell, run), round_us(us) {}
+      : runs(cell.device(), cell.stream(), cell.num_caches(), run), round_us(us) {}
 
   CapturedRuns runs;
   std::vector<double>& round_us;
@@ -317,6 +275,14 @@ CellTimes time_cell(const cases::AttentionCase& c, std::span<const PeerLibrary> 
         times.peers.back().fault = fmt::format("in a capture: {}", error.what());
       }
     }
+  }
+  std::optional<PageReads> reads;
+  if (PageReads::serves(c)) {
+    const Batch batch = cell.batch();
+    reads.emplace(c, batch.kv_indptr, batch.kv_indices, cell.stream());
+    contenders.emplace_back(
+        cell, [&](int64_t index) { reads->run(cell.cache_at(index), cell.stream()); },
+        times.read_us);
   }
   for (Contender& contender : contenders) contender.runs.warm_up(options.round_seconds);
   for (int round = 0; round < options.rounds; ++round) {

@@ -26,6 +26,7 @@ struct CellTimes {
   PlanInfo plan;
   double plan_us = 0;            ///< host time of a plan, median
   std::vector<double> round_us;  ///< of one run
+  std::vector<double> read_us;   ///< of reading the same pages alone; empty where not measured
   std::vector<PeerTimes> peers;  ///< those that serve the cell
 };
 
@@ -47,7 +48,8 @@ Difference compare_rows(std::span<const BFloat16> ours, std::span<const BFloat16
 /// several times what rounding in bf16 gives.
 inline constexpr double kLargestPeerShare = 1.0 / 32;
 
-/// Times a case on a device with graphs, ours and each peer that serves it. The runs of each
+/// Times a case on a device with graphs: ours, each peer that serves it, and on a GPU a kernel that
+/// only reads the pages. The runs of each
 /// contender are captured over copies of the cache that are together several times any level-2
 /// cache, on scattered pages, and replayed; rounds of all contenders are interleaved. Values are
 /// uniform in [-1, 1). Throws what PagedAttention throws, std::bad_alloc, CudaError.

@@ -16,6 +16,7 @@
 #include "mla/bench_cell.hpp"
 #include "mla/bench_shapes.hpp"
 #include "mla/bench_spread.hpp"
+#include "mla/ceilings.hpp"
 #include "mla/command.hpp"
 #include "mla/peer_library.hpp"
 #include "mla/progress.hpp"
@@ -57,7 +58,7 @@ std::vector<Measurement> measure(const DeviceBenchOptions& options,
       continue;
     }
     shape.attention_case.device = options.device;
-    shape.attention_case.kernel = options.kernel;
+    if (!options.kernel.empty()) shape.attention_case.kernel = options.kernel;
     all.push_back({.shape = std::move(shape)});
   }
   if (all.empty()) {
@@ -78,6 +79,16 @@ int64_t total_tokens(const BenchShape& shape) {
   return std::accumulate(kv_lens.begin(), kv_lens.end(), int64_t{0});
 }
 
+// Microseconds below which no kernel can be: its pages must be read, its products made. Null where
+// neither was measured.
+Json floor_us(const Measurement& m, const Ceilings& ceilings) {
+  double floor = m.times.read_us.empty() ? 0 : spread_of(m.times.read_us).median;
+  if (ceilings.matrix_tflops && size_of(m.shape.attention_case.geometry.dtype) == 2) {
+    floor = std::max(floor, m.shape.matrix_flops() / *ceilings.matrix_tflops * 1e-6);
+  }
+  return floor > 0 ? Json(floor) : Json();
+}
+
 Json json_of(const PeerTimes& peer) {
   const bool timed = peer.fault.empty();
   const Spread us = timed ? spread_of(peer.round_us) : Spread{};
@@ -89,7 +100,7 @@ Json json_of(const PeerTimes& peer) {
           {"fault", peer.fault}};
 }
 
-Json json_of(const Measurement& m) {
+Json json_of(const Measurement& m, const Ceilings& ceilings) {
   const cases::AttentionCase& c = m.shape.attention_case;
   const Spread us = spread_of(m.times.round_us);
   const bool equal =
@@ -111,12 +122,14 @@ Json json_of(const Measurement& m) {
           {"gbps", m.shape.bytes() / us.median * 1e-3},
           {"tflops", m.shape.flops() / us.median * 1e-6},
           {"splits", m.times.plan.num_splits},
+          {"floor_us", floor_us(m, ceilings)},
+          {"read_us", m.times.read_us.empty() ? Json() : Json(spread_of(m.times.read_us).median)},
           {"peers", std::move(peers)},
           {"max_error", m.max_abs_error},
           {"fault", m.fault}};
 }
 
-Json json_of(const DeviceBenchOptions& options, const cuda::Card& card,
+Json json_of(const DeviceBenchOptions& options, const cuda::Card& card, const Ceilings& ceilings,
              const std::vector<Measurement>& all) {
   Json json = {{"card", card.name},
                {"driver", card.driver_version},
@@ -125,8 +138,12 @@ Json json_of(const DeviceBenchOptions& options, const cuda::Card& card,
                {"date", fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)))},
                {"commit", options.note},
                {"rounds", options.rounds}};
+  json["ceilings"] = {
+      {"read_gbps", ceilings.read_gbps},
+      {"matrix_tflops", ceilings.matrix_tflops ? Json(*ceilings.matrix_tflops) : Json()},
+      {"empty_node_us", ceilings.empty_node_us}};
   json["cells"] = Json::array();
-  for (const Measurement& m : all) json["cells"].push_back(json_of(m));
+  for (const Measurement& m : all) json["cells"].push_back(json_of(m, ceilings));
   return json;
 }
 
@@ -138,13 +155,15 @@ std::string us_of(const CellTimes& times, const std::string& peer_name) {
   return "-";
 }
 
-std::string table_of(const std::vector<Measurement>& all, std::span<const PeerLibrary> peers) {
-  std::vector<std::string> header = {"shape", "kernel",  "us",     "quartiles",
-                                     "GB/s",  "TFLOP/s", "splits", "error"};
+std::string table_of(const std::vector<Measurement>& all, const Ceilings& ceilings,
+                     std::span<const PeerLibrary> peers) {
+  std::vector<std::string> header = {"shape",   "kernel", "us",    "quartiles", "GB/s",
+                                     "TFLOP/s", "splits", "floor", "error"};
   for (const PeerLibrary& peer : peers) header.push_back(peer.name() + " us");
   Table table(header);
   for (const Measurement& m : all) {
     const Spread us = spread_of(m.times.round_us);
+    const Json floor = floor_us(m, ceilings);
     std::vector<std::string> row = {
         m.shape.attention_case.name,
         m.times.kernel,
@@ -153,11 +172,15 @@ std::string table_of(const std::vector<Measurement>& all, std::span<const PeerLi
         fmt::format("{:.0f}", m.shape.bytes() / us.median * 1e-3),
         fmt::format("{:.0f}", m.shape.flops() / us.median * 1e-6),
         std::to_string(m.times.plan.num_splits),
+        floor.is_null() ? "-" : fmt::format("{:.1f}", floor.get<double>()),
         m.fault.empty() ? fmt::format("{:.1e}", m.max_abs_error) : "WRONG"};
     for (const PeerLibrary& peer : peers) row.push_back(us_of(m.times, peer.name()));
     table.add(row);
   }
-  return table.text();
+  return fmt::format("{}reads {:.0f} GB/s, bf16 products {} TFLOP/s, an empty kernel {:.2f} us\n",
+                     table.text(), ceilings.read_gbps,
+                     ceilings.matrix_tflops ? fmt::format("{:.0f}", *ceilings.matrix_tflops) : "-",
+                     ceilings.empty_node_us);
 }
 
 // Says what is wrong on standard error; the exit status.
@@ -187,11 +210,12 @@ std::vector<PeerLibrary> open_peers(const DeviceBenchOptions& options) {
 int run_device_bench(const DeviceBenchOptions& options) {
   const std::vector<PeerLibrary> peers = open_peers(options);
   const cuda::Card card = cuda::describe_card(options.device.index);
+  const Ceilings ceilings = measure_ceilings(options.device);
   const std::vector<Measurement> all = measure(options, peers);
   if (!options.json.to_stdout()) {
-    fmt::print("{}, {}\n{}", card.name, card.driver_version, table_of(all, peers));
+    fmt::print("{}, {}\n{}", card.name, card.driver_version, table_of(all, ceilings, peers));
   }
-  write_json(options.json, json_of(options, card, all));
+  write_json(options.json, json_of(options, card, ceilings, all));
   return report_faults(all);
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 #include <random>
 #include <utility>
 
@@ -42,13 +43,59 @@ BenchShape equal_shape(std::string group, const Dims& dims, size_t batch, int32_
 BenchShape log_normal_shape(const Dims& dims, size_t batch, int32_t kv_scale,
                             std::string group = "batch") {
   std::mt19937 generator(1);  // NOLINT(cert-msc51-cpp): the same lengths every time
-  std::normal_distribution<double> normal(0, 1.2);
   std::vector<int32_t> kv_lens(batch);
   for (int32_t& kv_len : kv_lens) {
+    std::normal_distribution<double> normal(0, 1.2);  // a new one: it keeps every second value back
     kv_len = std::max(1, static_cast<int32_t>(kv_scale * 0.25 * std::exp(normal(generator))));
   }
   return shape_of(std::move(group), dims, std::move(kv_lens),
                   fmt::format("log-normal {}", kv_scale));
+}
+
+// Decode over batches and lengths, several queries, uneven lengths.
+std::vector<BenchShape> gpu_grid() {
+  std::vector<BenchShape> shapes;
+  for (const int32_t heads : {16, 64, 128}) {
+    for (const size_t batch : {1, 8, 32, 128}) {
+      for (const int32_t kv_len : {1024, 4096, 16384, 65536}) {
+        if (batch == 128 && kv_len == 65536) continue;
+        shapes.push_back(equal_shape("grid", {.heads = heads}, batch, kv_len));
+      }
+    }
+  }
+  for (const int32_t heads : {16, 128}) {
+    for (const size_t batch : {8, 64}) {
+      for (const int32_t queries : {2, 4}) {
+        shapes.push_back(equal_shape("grid", {.heads = heads, .queries = queries}, batch, 4096));
+      }
+    }
+  }
+  for (const int32_t heads : {16, 128}) {
+    for (const size_t batch : {32, 128}) {
+      shapes.push_back(log_normal_shape({.heads = heads}, batch, 8192, "grid"));
+    }
+  }
+  return shapes;
+}
+
+// The kernel for every shape, where the batch is large enough that its rate counts.
+void add_general_shapes(std::vector<BenchShape>& shapes) {
+  constexpr int64_t kLeastTokens = 131072;
+  std::vector<BenchShape> general = gpu_grid();
+  std::erase_if(general, [](const BenchShape& shape) {
+    const std::vector<int32_t>& kv_lens = shape.attention_case.kv_lens;
+    return std::accumulate(kv_lens.begin(), kv_lens.end(), int64_t{0}) < kLeastTokens;
+  });
+  const std::pair<int32_t, int32_t> latents[] = {
+      {512, 0}, {256, 64}, {192, 64}, {128, 32}, {64, 16}};
+  for (const auto& [rank, rope] : latents) {
+    general.push_back(equal_shape("general", {.rank = rank, .rope = rope}, 32, 16384));
+  }
+  for (BenchShape& shape : general) {
+    shape.group = "general";
+    shape.attention_case.kernel = "cuda_tensor_core";
+    shapes.push_back(std::move(shape));
+  }
 }
 
 }  // namespace
@@ -64,6 +111,13 @@ double BenchShape::flops() const {
   }
   const auto width = static_cast<double>(c.geometry.latent_width() + c.geometry.kv_lora_rank);
   return 2 * c.geometry.num_heads * width * pairs;
+}
+
+double BenchShape::matrix_flops() const {
+  constexpr double kTileRows = 64;
+  const double rows =
+      static_cast<double>(attention_case.geometry.num_heads) * attention_case.q_lens[0];
+  return flops() * std::max(1.0, kTileRows / rows);
 }
 
 double BenchShape::bytes() const {
@@ -103,28 +157,8 @@ std::vector<BenchShape> bench_shapes() {
 }
 
 std::vector<BenchShape> gpu_bench_shapes() {
-  std::vector<BenchShape> shapes;
-  for (const int32_t heads : {16, 64, 128}) {
-    for (const size_t batch : {1, 8, 32, 128}) {
-      for (const int32_t kv_len : {1024, 4096, 16384, 65536}) {
-        if (batch == 128 && kv_len == 65536) continue;
-        shapes.push_back(equal_shape("grid", {.heads = heads}, batch, kv_len));
-      }
-    }
-  }
-  for (const int32_t heads : {16, 128}) {
-    for (const size_t batch : {8, 64}) {
-      for (const int32_t queries : {2, 4}) {
-        shapes.push_back(equal_shape("grid", {.heads = heads, .queries = queries}, batch, 4096));
-      }
-    }
-  }
-  for (const int32_t heads : {16, 128}) {
-    for (const size_t batch : {32, 128}) {
-      shapes.push_back(log_normal_shape({.heads = heads}, batch, 8192, "grid"));
-    }
-  }
-  for (const int32_t heads : {1, 8, 12, 20, 32, 96}) {
+  std::vector<BenchShape> shapes = gpu_grid();
+  for (const int32_t heads : {1, 8, 12, 20, 32, 48, 65, 96}) {
     shapes.push_back(equal_shape("heads", {.heads = heads}, 32, 16384));
   }
   for (const int32_t page_size : {1, 16, 32, 128}) {
@@ -135,8 +169,7 @@ std::vector<BenchShape> gpu_bench_shapes() {
       shapes.push_back(shape);
     }
   }
-  const std::pair<int32_t, int32_t> latents[] = {{512, 0},  {256, 64}, {192, 64},
-                                                 {128, 32}, {64, 16},  {500, 60}};
+  const std::pair<int32_t, int32_t> latents[] = {{512, 0}, {500, 60}};
   for (const auto& [rank, rope] : latents) {
     shapes.push_back(equal_shape("latent", {.rank = rank, .rope = rope}, 32, 16384));
   }
@@ -146,6 +179,7 @@ std::vector<BenchShape> gpu_bench_shapes() {
   shapes.push_back(fp32);
   shapes.push_back(equal_shape("prefill", {.heads = 128, .queries = 1024}, 4, 8192));
   shapes.push_back(equal_shape("prefill", {.heads = 16, .queries = 1024}, 4, 8192));
+  add_general_shapes(shapes);
   return shapes;
 }
 

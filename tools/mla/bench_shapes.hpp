@@ -13,6 +13,8 @@ struct BenchShape {
   cases::AttentionCase attention_case;
 
   double flops() const;  ///< 2 * heads * (rank + rope + rank) for each visible key of a query
+  /// The same as matrix units count it, whose tiles have 64 rows: as if a request had 64 at least.
+  double matrix_flops() const;
   double bytes() const;  ///< every cached row once, queries and outputs
 };
 
@@ -24,7 +26,7 @@ std::vector<BenchShape> bench_shapes();
 
 /// What its speed on a GPU is judged by: decode at 16, 64 and 128 heads over batches and lengths up
 /// to two million cached tokens, several queries, uneven lengths; then head counts, page sizes and
-/// latent shapes beside them.
+/// latent shapes beside them; then the kernel for every shape over the large ones.
 std::vector<BenchShape> gpu_bench_shapes();
 
 }  // namespace mla::cli
