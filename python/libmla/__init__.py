@@ -21,20 +21,51 @@ from ._records import (
 )
 from .attention import Executor, PagedAttention, merge_states, supports
 from .pool import LatentPool
+from .resources import AttentionResource, KvResource, LabelPlan, PageCounts
+from .step import (
+    AdmitResult,
+    AttentionPass,
+    AttentionStep,
+    Fork,
+    KvStep,
+    QuerySegment,
+    Segment,
+    Shortage,
+    SlotLease,
+    Step,
+    StepRunner,
+    Stream,
+)
 
 __version__: str = _core.version()
 
 __all__ = [
+    "AdmitResult",
+    "AttentionPass",
+    "AttentionResource",
+    "AttentionStep",
     "Bucket",
     "CacheStrides",
     "Executor",
+    "Fork",
     "Geometry",
+    "KvResource",
+    "KvStep",
+    "LabelPlan",
     "LatentPool",
     "Limits",
     "LseBase",
+    "PageCounts",
     "PagedAttention",
     "PlanInfo",
+    "QuerySegment",
+    "Segment",
+    "Shortage",
+    "SlotLease",
     "SplitPolicy",
+    "Step",
+    "StepRunner",
+    "Stream",
     "Support",
     "SupportsDLPack",
     "merge_states",

@@ -46,3 +46,19 @@ def operator(name: str, schema: str) -> Callable[[Callable[..., None]], Any]:
         return registered
 
     return decorate
+
+
+def layers(pool: Any) -> list[Any]:
+    """The layers of a pool as tensors, for the operators that read or write them."""
+    if not _has_operators:
+        return []
+    return [torch.from_dlpack(pool.layer(layer)) for layer in range(pool.num_layers)]
+
+
+def written(pool_layer: Any, layer: Any) -> None:
+    """After a write to a layer, for the tensor that stood for it: PyTorch may pass a copy.
+
+    Such a copy is written back to the layer later, so it must hold what the layer holds.
+    """
+    if pool_layer.data_ptr() != layer.data_ptr():
+        pool_layer.copy_(layer)

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from . import _torch_ops
 from ._arrays import (
     DeviceLike,
     DTypeLike,
@@ -68,6 +69,8 @@ class LatentPool:
             *self._device,
             memory,
         )
+        self._layers = _torch_ops.layers(self)
+        self._key = _torch_ops.register(self)
 
     @staticmethod
     def bytes(
@@ -133,8 +136,14 @@ class LatentPool:
         kpe    [n, qk_rope_head_dim]; left out at rope width 0
 
         Queued on `stream` on CUDA, done at return on the CPU. Raises ValueError before anything is
-        written.
+        written. Under torch.compile, where slots are a tensor, it is libmla::pool_append.
         """
+        if _torch_ops.is_compiling():
+            _pool_append(self._key, layer, slots, ckv, kpe, self._layers[layer])
+        else:
+            self._append(layer, slots, ckv, kpe, stream)
+
+    def _append(self, layer: int, slots: Any, ckv: Any, kpe: Any, stream: Any = None) -> None:
         on_host = not (torch is not None and isinstance(slots, torch.Tensor))
         core.pool_append(
             self._box,
@@ -161,3 +170,13 @@ class LatentPool:
         """Copies whole pages (from, to) in every layer, one after the other."""
         flat: list[Any] = [page for copy in copies for page in copy]
         core.pool_copy_pages(self._box, flat, stream_handle(self._device, stream))
+
+
+@_torch_ops.operator(
+    "pool_append",
+    "(int key, int layer, Tensor slots, Tensor ckv, Tensor? kpe, Tensor(a!) pool_layer)",
+)
+def _pool_append(key: int, layer: int, slots: Any, ckv: Any, kpe: Any, pool_layer: Any) -> None:
+    pool = _torch_ops.find(key)
+    pool._append(layer, slots, ckv, kpe)
+    _torch_ops.written(pool_layer, pool._layers[layer])

@@ -1,7 +1,5 @@
 #include "attention.hpp"
 
-#include <tvm/ffi/string.h>
-
 #include "config.hpp"
 #include "export.hpp"
 

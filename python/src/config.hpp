@@ -3,11 +3,13 @@
 #include <tvm/ffi/container/array.h>
 #include <tvm/ffi/container/shape.h>
 #include <tvm/ffi/optional.h>
+#include <tvm/ffi/string.h>
 
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "box.hpp"
 #include "mla/attention.hpp"
@@ -31,6 +33,7 @@ std::optional<CacheStrides> strides_from(const tvm::ffi::Optional<Fields>& field
 Limits limits_from(const Fields& fields);
 SplitPolicy splits_from(const Fields& fields, const char* where);
 std::shared_ptr<Executor> executor_from(const tvm::ffi::Optional<ExecutorBox>& box);
+inline std::string_view text_of(const tvm::ffi::String& text) { return {text.data(), text.size()}; }
 /// Python has handles as numbers.
 inline Stream stream_from(int64_t handle) {
   return {reinterpret_cast<void*>(handle)};  // NOLINT(performance-no-int-to-ptr)

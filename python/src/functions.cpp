@@ -1,6 +1,4 @@
 // What needs no object of its own: supports, merge_states, the version.
-#include <tvm/ffi/string.h>
-
 #include <vector>
 
 #include "config.hpp"
@@ -22,7 +20,7 @@ ffi::Array<ffi::Any> supports(const Fields& geometry, int64_t device_kind, int64
                               const ffi::Optional<Fields>& strides, const ffi::String& kernel) {
   const Support support =
       mla::supports(geometry_from(geometry, "supports"), device_from(device_kind, device_index),
-                    strides_from(strides), std::string_view(kernel.data(), kernel.size()));
+                    strides_from(strides), text_of(kernel));
   ffi::Array<ffi::Any> answer{ffi::String(support.kernel), support.capturable,
                               support.rounds_probabilities, ffi::String(support.reason)};
   for (const KernelVerdict& verdict : support.considered) {

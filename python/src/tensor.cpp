@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "box.hpp"
 #include "export.hpp"
 
 namespace mla::py {
@@ -170,5 +171,25 @@ ffi::Tensor share(const void* data, std::span<const int64_t> shape, std::span<co
   shared->owner = std::move(owner);
   return wrap(std::move(shared), const_cast<void*>(data), to_dl(dtype), to_dl(device));
 }
+
+template <>
+inline constexpr const char* kTypeKey<std::vector<int32_t>> = "libmla.Int32Array";
+template <>
+inline constexpr const char* kTypeKey<std::vector<int64_t>> = "libmla.Int64Array";
+
+namespace {
+
+template <class T>
+ffi::Tensor copy_of(std::span<const T> values) {
+  const auto owner = Box<std::vector<T>>::make({}, values.begin(), values.end());
+  return share(
+      contiguous_view((*owner).data(), std::array<int64_t, 1>{static_cast<int64_t>(values.size())}),
+      owner);
+}
+
+}  // namespace
+
+ffi::Tensor copy(std::span<const int32_t> values) { return copy_of(values); }
+ffi::Tensor copy(std::span<const int64_t> values) { return copy_of(values); }
 
 }  // namespace mla::py

@@ -99,4 +99,8 @@ tvm::ffi::Tensor share(const TensorView<T, Rank>& view, tvm::ffi::ObjectRef owne
   return share(view.data, view.shape, view.stride, view.dtype, view.device, std::move(owner));
 }
 
+/// A host array [n] of its own.
+tvm::ffi::Tensor copy(std::span<const int32_t> values);
+tvm::ffi::Tensor copy(std::span<const int64_t> values);
+
 }  // namespace mla::py

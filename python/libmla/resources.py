@@ -1,0 +1,391 @@
+"""What a step needs and the host plans: the pages of the cache, and the attention over them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from . import _torch_ops
+from ._arrays import (
+    A,
+    StreamLike,
+    SupportsDLPack,
+    argument,
+    empty_like,
+    invalid,
+    output,
+    stream_handle,
+    to_numpy,
+)
+from ._module import core
+from ._records import Limits, LseBase, SplitPolicy
+from .attention import Executor, _box
+from .pool import LatentPool
+
+
+@dataclass(frozen=True)
+class LabelPlan:
+    """One label's part of a plan (B streams, T new rows), in packed order: NumPy arrays, copies."""
+
+    qo_indptr: np.ndarray
+    """[B + 1] int32, first new row of each stream."""
+    kv_indptr: np.ndarray
+    """[B + 1] int32, offsets into kv_indices."""
+    kv_indices: np.ndarray
+    """[kv_indptr[B]] int32, page ids in token order."""
+    kv_len: np.ndarray
+    """[B] int32, new rows included."""
+    kv_last_page_len: np.ndarray
+    """[B] int32, 0 for a stream without tokens."""
+    slots: np.ndarray
+    """[T] int64, where each new row lands; under a bucket as many as its tokens, -1 past T."""
+    requests: np.ndarray
+    """[B] int64."""
+    start: np.ndarray
+    """[B] int64, tokens stored before the step: the position of the first new row."""
+    to_compute: np.ndarray
+    """[B] int64, rows that the step appends."""
+
+
+@dataclass(frozen=True)
+class PageCounts:
+    """Where the pool's usable pages are."""
+
+    free: int
+    owned: int
+    """Held by one stream."""
+    shared: int
+    """Held by several, or by streams and the prefix index."""
+    cached: int
+    """Held by the prefix index alone: taken back when pages run out."""
+    reserved: int
+    """Given to an admitted step, not yet filled."""
+
+
+class KvResource:
+    """Who holds which pages of a pool, and what a step appends where.
+
+    pool  which this object alone decides over
+    key   its name in steps
+
+    Its admit and plan are those of the StepRunner; between plan and commit `write` stores the new
+    rows. A stream is named by its request, 0 to 2^63 - 1, and its label. Raises ValueError for what
+    does not fit, RuntimeError for calls out of order; a refused call changes nothing.
+    """
+
+    def __init__(self, pool: LatentPool, *, key: str = "kv") -> None:
+        self.pool = pool
+        self.key = key
+        self._device = pool._device
+        self._layers = pool._layers
+        self._box = core.kv_make(pool._box, key)
+        self._key = _torch_ops.register(self)
+
+    def open(
+        self,
+        request: int,
+        num_tokens: int = 0,
+        *,
+        page_keys: Sequence[tuple[int, int]] = (),
+        label: str = "main",
+    ) -> int:
+        """Makes an empty stream and attaches the longest known prefix of its first tokens.
+
+        page_keys  two halves of 64 bits for each page, which name its content and all before it
+
+        Returns the tokens that are stored already, at most num_tokens - 1.
+        """
+        return core.kv_open(self._box, request, label, num_tokens, _signed(page_keys))
+
+    def add_page_keys(
+        self, request: int, page_keys: Sequence[tuple[int, int]], *, label: str = "main"
+    ) -> None:
+        """Adds the keys of the pages after those whose keys are known."""
+        core.kv_add_page_keys(self._box, request, label, _signed(page_keys))
+
+    def fork(self, source: tuple[int, str], target: tuple[int, str]) -> None:
+        """Makes `target` a stream with the content of `source`; both are (request, label)."""
+        core.kv_fork(self._box, *source, *target)
+
+    def trim(self, request: int, num_tokens: int, *, label: str = "main") -> None:
+        """Takes back the stream's last tokens."""
+        core.kv_trim(self._box, request, label, num_tokens)
+
+    def remove(self, request: int) -> None:
+        """Ends every stream of the request."""
+        core.kv_remove(self._box, request)
+
+    def drop_prefixes(self) -> None:
+        """Empties the prefix index."""
+        core.kv_drop_prefixes(self._box)
+
+    def contains(self, request: int, *, label: str = "main") -> bool:
+        """Whether the stream is open."""
+        return core.kv_contains(self._box, request, label)
+
+    def length(self, request: int, *, label: str = "main") -> int:
+        """Tokens stored, without those of the current step."""
+        return core.kv_length(self._box, request, label)
+
+    def pages(self, request: int, *, label: str = "main") -> np.ndarray:
+        """Pages held, the reserved ones included: int32, a copy."""
+        return to_numpy(core.kv_pages(self._box, request, label))
+
+    def check(self) -> PageCounts:
+        """Counts the pages and proves that each has the holders that it says, or raises."""
+        return PageCounts(*core.kv_check(self._box))
+
+    def label_plan(self, label: str = "main") -> LabelPlan:
+        """One label of the current plan."""
+        return LabelPlan(*map(to_numpy, core.kv_label_plan(self._box, label)))
+
+    def write(
+        self,
+        layer: int,
+        ckv: SupportsDLPack,
+        kpe: SupportsDLPack | None = None,
+        *,
+        label: str = "main",
+        stream: StreamLike = None,
+    ) -> None:
+        """Scatters the label's new rows to their slots.
+
+        ckv  [T, kv_lora_rank], kpe [T, qk_rope_head_dim] (left out at width 0), any row stride;
+             under a bucket as many rows as its tokens, of which those past the plan's are skipped
+
+        Under a bucket a captured write follows later plans. Allocates nothing. Under torch.compile
+        it is the operator libmla::kv_write.
+        """
+        if _torch_ops.is_compiling():
+            _kv_write(self._key, layer, label, ckv, kpe, self._layers[layer])
+        else:
+            self._write(layer, label, ckv, kpe, stream)
+
+    def _write(self, layer: int, label: str, ckv: Any, kpe: Any, stream: Any = None) -> None:
+        handle = stream_handle(self._device, stream)
+        core.kv_write(self._box, layer, label, argument(ckv), argument(kpe), handle)
+
+
+@_torch_ops.operator(
+    "kv_write",
+    "(int key, int layer, str label, Tensor ckv, Tensor? kpe, Tensor(a!) pool_layer)",
+)
+def _kv_write(key: int, layer: int, label: str, ckv: Any, kpe: Any, pool_layer: Any) -> None:
+    kv = _torch_ops.find(key)
+    kv._write(layer, label, ckv, kpe)
+    _torch_ops.written(pool_layer, kv._layers[layer])
+
+
+def _signed(page_keys: Sequence[tuple[int, int]]) -> list[int]:
+    """Halves of keys as signed numbers of the same 64 bits."""
+    halves = np.array(page_keys, np.uint64).ravel()
+    return halves.view(np.int64).tolist()
+
+
+class AttentionResource:
+    """Paged MLA attention over what a KvResource plans: every label of the step, once a layer.
+
+    kv         the resource that plans its pages
+    num_heads  query heads of this rank; the other widths are the pool's
+    sm_scale   see PagedAttention.plan
+    limits     of one label's plan; buckets must lie within them
+    capture    runs under a bucket will be captured
+    scratch    at least scratch_bytes, 64-byte aligned, shared by all plans, no two of which may
+               then run at once; None: each owns its own
+
+    Raises ValueError: a value out of range, no kernel, scratch too small.
+    """
+
+    def __init__(
+        self,
+        kv: KvResource,
+        *,
+        num_heads: int,
+        sm_scale: float,
+        key: str = "attention",
+        lse_base: LseBase = LseBase.NATURAL,
+        limits: Limits | None = None,
+        splits: SplitPolicy | None = None,
+        capture: bool = False,
+        kernel: str = "",
+        executor: Executor | None = None,
+        scratch: SupportsDLPack | None = None,
+    ) -> None:
+        self.key = key
+        self._device = kv._device
+        self._layers = kv._layers
+        options = _options(
+            kv, num_heads, sm_scale, key, lse_base, limits, splits, capture, kernel, executor
+        )
+        self._box = core.resource_make(*options, kv.key, scratch)
+        self._key = _torch_ops.register(self)
+
+    @staticmethod
+    def scratch_bytes(
+        kv: KvResource,
+        *,
+        num_heads: int,
+        sm_scale: float,
+        lse_base: LseBase = LseBase.NATURAL,
+        limits: Limits | None = None,
+        splits: SplitPolicy | None = None,
+        capture: bool = False,
+        kernel: str = "",
+        executor: Executor | None = None,
+    ) -> int:
+        """Exact bytes of scratch that serve every plan within the limits."""
+        options = _options(
+            kv, num_heads, sm_scale, "", lse_base, limits, splits, capture, kernel, executor
+        )
+        return core.resource_scratch_bytes(*options)
+
+    def set_cursor(self, label: str, layer: int) -> None:
+        """Sets what run takes by default; every plan resets it to "main" and 0."""
+        core.resource_set_cursor(self._box, label, layer)
+
+    def run(
+        self,
+        *,
+        q_nope: A,
+        q_pe: A | None = None,
+        out: A | None = None,
+        lse: A | None = None,
+        label: str | None = None,
+        layer: int | None = None,
+        cache: tuple[SupportsDLPack, SupportsDLPack | None] | None = None,
+        pass_index: int = 0,
+        stream: StreamLike = None,
+    ) -> A:
+        """Attends with the current plan of a label and pass; tensors as in PagedAttention.run.
+
+        label, layer  None: the cursor's; under torch.compile the layer must be given
+        cache         ckv and kpe in place of the pool's layer, of the same strides
+        pass_index    which of the step's passes
+
+        Raises RuntimeError (nothing planned, a plan older than the last declared step), ValueError.
+        Under torch.compile it is the operator libmla::resource_run.
+        """
+        if out is None:
+            out = empty_like(q_nope, q_nope.shape, "AttentionResource::run")
+        ckv, kpe = cache or (None, None)
+        if _torch_ops.is_compiling():
+            if layer is None:
+                raise invalid("layer", "AttentionResource::run", "a layer, when compiled", None)
+            read = [self._layers[layer]] if cache is None else []
+            _resource_run(
+                self._key, q_nope, q_pe, ckv, kpe, out, lse, label, layer, pass_index, read
+            )
+        else:
+            self._run(q_nope, q_pe, ckv, kpe, out, lse, label, layer, pass_index, stream)
+        return out
+
+    def _run(
+        self,
+        q_nope: Any,
+        q_pe: Any,
+        ckv: Any,
+        kpe: Any,
+        out: Any,
+        lse: Any,
+        label: str | None,
+        layer: int | None,
+        pass_index: int,
+        stream: Any = None,
+    ) -> None:
+        core.resource_run(
+            self._box,
+            argument(q_nope),
+            argument(q_pe),
+            argument(ckv),
+            argument(kpe),
+            output(out, "out", "AttentionResource::run"),
+            output(lse, "lse", "AttentionResource::run"),
+            label,
+            layer,
+            pass_index,
+            stream_handle(self._device, stream),
+        )
+
+    def qo_indptr_buf(self, label: str = "main", pass_index: int = 0) -> SupportsDLPack:
+        """The plan's query offsets [rows + 1] int32 on the device."""
+        return core.resource_qo_indptr_buf(self._box, label, pass_index)
+
+    def kv_len_buf(self, label: str = "main", pass_index: int = 0) -> SupportsDLPack:
+        """The plan's key counts [rows] int32 on the device; of a context-only pass those stored."""
+        return core.resource_kv_len_buf(self._box, label, pass_index)
+
+    def select_last_hidden(
+        self,
+        hidden: SupportsDLPack,
+        out: SupportsDLPack,
+        *,
+        label: str = "main",
+        pass_index: int = 0,
+        stream: StreamLike = None,
+    ) -> None:
+        """Writes the last query row of each stream's hidden [T, D] to out [rows, D].
+
+        Zeros for a stream without queries. Of one dtype; can be captured.
+        """
+        core.resource_select_last_hidden(
+            self._box,
+            argument(hidden),
+            output(out, "out", "AttentionResource::select_last_hidden"),
+            label,
+            pass_index,
+            stream_handle(self._device, stream),
+        )
+
+    @property
+    def kernel(self) -> str:
+        """Name of the kernel that serves the plans."""
+        return core.resource_kernel(self._box)
+
+
+@_torch_ops.operator(
+    "resource_run",
+    "(int key, Tensor q_nope, Tensor? q_pe, Tensor? ckv, Tensor? kpe, Tensor(a!) out,"
+    " Tensor(b!)? lse, str? label, int? layer, int pass_index, Tensor[] read)",
+)
+def _resource_run(
+    key: int,
+    q_nope: Any,
+    q_pe: Any,
+    ckv: Any,
+    kpe: Any,
+    out: Any,
+    lse: Any,
+    label: str | None,
+    layer: int | None,
+    pass_index: int,
+    read: Any,
+) -> None:
+    """`read` is the pool's layer: it puts the run behind the writes to it."""
+    _torch_ops.find(key)._run(q_nope, q_pe, ckv, kpe, out, lse, label, layer, pass_index)
+
+
+def _options(
+    kv: KvResource,
+    num_heads: int,
+    sm_scale: float,
+    key: str,
+    lse_base: LseBase,
+    limits: Limits | None,
+    splits: SplitPolicy | None,
+    capture: bool,
+    kernel: str,
+    executor: Executor | None,
+) -> tuple[Any, ...]:
+    return (
+        kv.pool._box,
+        key,
+        num_heads,
+        sm_scale,
+        int(lse_base),
+        (limits or Limits())._fields(),
+        (splits or SplitPolicy())._fields(),
+        capture,
+        kernel,
+        _box(executor),
+    )
