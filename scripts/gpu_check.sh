@@ -20,7 +20,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 
 programs_of() {  # stage -> gtest programs
   case $1 in
-    unit) echo cuda_operations_test cuda_plan_test cuda_addressing_test ;;
+    unit) echo cuda_operations_test cuda_random_test cuda_plan_test cuda_addressing_test ;;
     contract) echo contract_test ;;
     graph) echo cuda_capture_test capture_unit_test ;;
     engine) echo kv_resource_unit_test kv_resource_property_test kv_step_unit_test \

@@ -2,6 +2,8 @@
 
 #include <cstdint>
 
+#include "core/host_device.hpp"
+#include "mla/device.hpp"
 #include "mla/dtype.hpp"
 
 namespace mla::cases {
@@ -26,7 +28,7 @@ constexpr uint64_t row_key(uint64_t seed, uint64_t content, uint64_t position) {
 }
 
 /// 32 random bits of one column of a row.
-constexpr uint32_t random_bits(uint64_t key, uint32_t column) {
+MLA_HOST_DEVICE constexpr uint32_t random_bits(uint64_t key, uint32_t column) {
   uint32_t word = static_cast<uint32_t>(key) + column * 0x9e3779b9U;
   word = (word ^ (word >> 16)) * 0x85ebca6bU;
   word ^= static_cast<uint32_t>(key >> 32);
@@ -35,12 +37,18 @@ constexpr uint32_t random_bits(uint64_t key, uint32_t column) {
 }
 
 /// One value of a row, uniform over the multiples of 2^-23 in [-1, 1).
-constexpr float uniform_value(uint64_t key, uint32_t column) {
+MLA_HOST_DEVICE constexpr float uniform_value(uint64_t key, uint32_t column) {
   return static_cast<float>(static_cast<int32_t>(random_bits(key, column)) >> 8) * 0x1p-23F;
 }
 
 /// Fills `out` [columns] of fp32, bf16 or fp16 with uniform_value(key, first_column + i), rounded
 /// to nearest even (so that 16-bit values lie in [-1, 1]). Does not allocate.
 void fill_uniform(uint64_t key, DType dtype, void* out, int64_t columns, uint32_t first_column = 0);
+
+/// The same bits on a CUDA device: queues fill_uniform(keys[r], ...) into each row r of `out`.
+/// keys  [num_rows] on the device; out  [num_rows, columns] on the device, without gaps
+/// num_rows is below 2^31. Throws CudaError.
+void fill_uniform_rows(const uint64_t* keys, int64_t num_rows, DType dtype, void* out,
+                       int64_t columns, Device device, Stream stream);
 
 }  // namespace mla::cases

@@ -17,6 +17,10 @@ class Content {
   int64_t latent_row_bytes() const { return latent_width_ * size_of(dtype_); }
   int64_t query_bytes() const { return num_heads_ * latent_row_bytes(); }
 
+  /// The keys of a token's rows: cases::fill_uniform() draws them from these.
+  uint64_t latent_key(uint64_t content, int64_t position, int32_t layer) const;
+  uint64_t query_key(uint64_t content, int64_t position, int32_t layer) const;
+
   /// What the cache holds for a token of this content: [ckv | kpe], `out` [latent_width].
   void latent_row(uint64_t content, int64_t position, int32_t layer, void* out) const;
   /// What it asks: [q_nope | q_pe] of each head, `out` [num_heads, latent_width].

@@ -24,7 +24,7 @@ struct ReplayOptions {
   int32_t num_drafts = 0;  ///< that each decode step verifies
   DType dtype = DType::kBFloat16;
   Device device{};      ///< cpu or cuda:N
-  int num_threads = 0;  ///< 0: every processor that may be used; on a GPU they draw and check rows
+  int num_threads = 0;  ///< 0: every processor that may be used; on a GPU they check rows
   int64_t checks_per_step = 2;
   uint64_t seed = 1;
   std::string kernel;  ///< empty: the first that accepts

@@ -6,6 +6,8 @@
 #include <array>
 #include <bit>
 #include <cmath>
+#include <limits>
+#include <span>
 
 #include "cases/error_bound.hpp"
 #include "cases/random.hpp"
@@ -16,6 +18,7 @@ namespace mla::cli {
 namespace {
 
 constexpr size_t kMostMessages = 5;
+constexpr int64_t kBlockKeys = 128;  // drawn and used while they are in a core's cache
 
 float load(const std::byte* at, DType dtype) {
   switch (dtype) {
@@ -34,6 +37,32 @@ uint64_t digest_bits(uint64_t digest, float value) {
 
 }  // namespace
 
+/// Softmax-weighted sums over some of a row's keys: output and LSE of those alone.
+struct RowChecker::Partial {
+  std::vector<std::byte> keys;  // one block
+  std::vector<double> block;    // [rank], of one block
+  std::vector<double> out;      // [rank], of all blocks so far
+  ReferenceRow row{};
+
+  void begin() { row = {.lse = -std::numeric_limits<double>::infinity()}; }
+  /// Joins the result of other keys to this one.
+  void add(std::span<const double> other_out, const ReferenceRow& other) {
+    if (other.lse == -std::numeric_limits<double>::infinity()) return;
+    const double top = std::max(row.lse, other.lse);
+    const double lse = top + std::log(std::exp(row.lse - top) + std::exp(other.lse - top));
+    const double kept = std::exp(row.lse - lse);
+    const double added = std::exp(other.lse - lse);
+    for (size_t c = 0; c < out.size(); ++c) {
+      out[c] = (kept > 0 ? kept * out[c] : 0) + added * other_out[c];
+    }
+    row = {.lse = lse,
+           .max_abs_ckv = std::max(row.max_abs_ckv, other.max_abs_ckv),
+           .max_abs_score = std::max(row.max_abs_score, other.max_abs_score)};
+  }
+};
+
+RowChecker::~RowChecker() = default;
+
 RowChecker::RowChecker(const ReplayOptions& options, const Geometry& geometry,
                        const Content& content, Executor& executor, double probability_rounding)
     : options_(options),
@@ -43,27 +72,66 @@ RowChecker::RowChecker(const ReplayOptions& options, const Geometry& geometry,
       probability_rounding_(probability_rounding),
       sampler_(options.seed, options.num_layers, options.num_heads),
       query_(static_cast<size_t>(content.query_bytes())),
+      partials_(static_cast<size_t>(executor.num_threads())),
       expected_(static_cast<size_t>(geometry.kv_lora_rank)),
-      got_(expected_.size() * static_cast<size_t>(size_of(geometry.dtype))) {}
+      got_(expected_.size() * static_cast<size_t>(size_of(geometry.dtype))) {
+  for (Partial& partial : partials_) {
+    partial.keys.resize(static_cast<size_t>(kBlockKeys * content.latent_row_bytes()));
+    partial.block.resize(expected_.size());
+    partial.out.resize(expected_.size());
+  }
+}
 
 void RowChecker::choose(const std::vector<StepItem>& items) {
   samples_ = sampler_.choose(items, options_.checks_per_step);
 }
 
-void RowChecker::redraw(const Request& request, const RowSample& sample) {
+void RowChecker::attend(const Request& request, const RowSample& sample, int64_t begin, int64_t end,
+                        Partial& partial) const {
   const int64_t row_bytes = content_.latent_row_bytes();
-  keys_.resize(static_cast<size_t>((sample.position + 1) * row_bytes));
-  const auto content = [&](int64_t position) {
-    return content_key(request, sample.item, position);
-  };
+  for (int64_t position = begin; position < end; ++position) {
+    content_.latent_row(content_key(request, sample.item, position), position, sample.layer,
+                        partial.keys.data() + (position - begin) * row_bytes);
+  }
+  // One request of one query, which sees all keys; they are one page.
+  const auto num_keys = static_cast<int32_t>(end - begin);
+  const std::array<int32_t, 2> indptr{0, 1};
+  const std::array<int32_t, 1> page{0};
+  const std::array<int32_t, 1> kv_len{num_keys};
+  Geometry geometry = geometry_;
+  geometry.page_size = num_keys;
+  const std::array<int64_t, 3> query_shape{1, geometry.num_heads, geometry.latent_width()};
+  const std::array<int64_t, 3> cache_shape{1, num_keys, geometry.latent_width()};
+  const ConstTensor<3> query =
+      contiguous_view(static_cast<const void*>(query_.data()), query_shape, geometry.dtype);
+  const ConstTensor<3> cache =
+      contiguous_view(static_cast<const void*>(partial.keys.data()), cache_shape, geometry.dtype);
+  const ReferenceRow row = reference_row(
+      geometry, {.qo_indptr = indptr, .kv_indptr = indptr, .kv_indices = page, .kv_len = kv_len},
+      static_cast<float>(options_.sm_scale), true, columns(query, 0, geometry.kv_lora_rank),
+      columns(query, geometry.kv_lora_rank, geometry.qk_rope_head_dim),
+      split_latent(cache, geometry.kv_lora_rank), 0, sample.head, partial.block);
+  partial.add(partial.block, row);
+}
+
+ReferenceRow RowChecker::compute(const Request& request, const RowSample& sample) {
+  content_.query(content_key(request, sample.item, sample.position), sample.position, sample.layer,
+                 query_.data());
+  const int64_t num_keys = sample.position + 1;
   executor_.run([&](int worker) {
-    for (int64_t position = worker; position <= sample.position;
-         position += executor_.num_threads()) {
-      content_.latent_row(content(position), position, sample.layer,
-                          keys_.data() + position * row_bytes);
+    Partial& partial = partials_[static_cast<size_t>(worker)];
+    partial.begin();
+    const int64_t stride = kBlockKeys * executor_.num_threads();
+    for (int64_t begin = kBlockKeys * worker; begin < num_keys; begin += stride) {
+      attend(request, sample, begin, std::min(begin + kBlockKeys, num_keys), partial);
     }
   });
-  content_.query(content(sample.position), sample.position, sample.layer, query_.data());
+  Partial& all = partials_.front();
+  for (size_t worker = 1; worker < partials_.size(); ++worker) {
+    all.add(partials_[worker].out, partials_[worker].row);
+  }
+  expected_ = all.out;
+  return all.row;
 }
 
 void RowChecker::check(const std::vector<Request>& requests, int32_t layer,
@@ -71,25 +139,7 @@ void RowChecker::check(const std::vector<Request>& requests, int32_t layer,
   for (const RowSample& sample : samples_) {
     if (sample.layer != layer) continue;
     if (interrupted()) return;
-    redraw(requests[static_cast<size_t>(sample.item.request)], sample);
-    // One request of one query, whose keys are one page.
-    const auto num_keys = static_cast<int32_t>(sample.position + 1);
-    const std::array<int32_t, 2> indptr{0, 1};
-    const std::array<int32_t, 1> page{0};
-    const std::array<int32_t, 1> kv_len{num_keys};
-    Geometry geometry = geometry_;
-    geometry.page_size = num_keys;
-    const std::array<int64_t, 3> query_shape{1, geometry.num_heads, geometry.latent_width()};
-    const std::array<int64_t, 3> cache_shape{1, num_keys, geometry.latent_width()};
-    const ConstTensor<3> query =
-        contiguous_view(static_cast<const void*>(query_.data()), query_shape, geometry.dtype);
-    const ConstTensor<3> cache =
-        contiguous_view(static_cast<const void*>(keys_.data()), cache_shape, geometry.dtype);
-    const ReferenceRow row = reference_row(
-        geometry, {.qo_indptr = indptr, .kv_indptr = indptr, .kv_indices = page, .kv_len = kv_len},
-        static_cast<float>(options_.sm_scale), true, columns(query, 0, geometry.kv_lora_rank),
-        columns(query, geometry.kv_lora_rank, geometry.qk_rope_head_dim),
-        split_latent(cache, geometry.kv_lora_rank), 0, sample.head, expected_);
+    const ReferenceRow row = compute(requests[static_cast<size_t>(sample.item.request)], sample);
     compare(sample, row, tensors.read_row(sample.token, sample.head, got_, stream), stats);
   }
 }

@@ -22,10 +22,13 @@ namespace mla::cli {
 /// by mistake or a lost copy shows as well as a wrong sum.
 class RowChecker {
  public:
-  /// `executor` draws the keys; `probability_rounding` is the kernel's, see cases::error_bound. The
-  /// references are lent.
+  /// `executor` draws the keys and computes; `probability_rounding` is the kernel's, see
+  /// cases::error_bound. The references are lent.
   RowChecker(const ReplayOptions& options, const Geometry& geometry, const Content& content,
              Executor& executor, double probability_rounding);
+  ~RowChecker();
+  RowChecker(const RowChecker&) = delete;
+  RowChecker& operator=(const RowChecker&) = delete;
 
   /// Chooses the rows of a step that are checked.
   void choose(const std::vector<StepItem>& items);
@@ -39,8 +42,13 @@ class RowChecker {
   const std::vector<std::string>& messages() const { return messages_; }
 
  private:
-  /// Draws the sample's keys and its query again.
-  void redraw(const Request& request, const RowSample& sample);
+  /// The reference over all keys that a thread drew again, block by block.
+  struct Partial;
+  /// Adds keys [begin, end) of the sample to a thread's partial result.
+  void attend(const Request& request, const RowSample& sample, int64_t begin, int64_t end,
+              Partial& partial) const;
+  /// The reference of a sample into expected_, its keys shared out over the threads.
+  ReferenceRow compute(const Request& request, const RowSample& sample);
   /// Compares the row in got_ with expected_.
   void compare(const RowSample& sample, const ReferenceRow& expected, float got_lse,
                ReplayStats& stats);
@@ -53,8 +61,8 @@ class RowChecker {
   double probability_rounding_;
   RowSampler sampler_;
   std::vector<RowSample> samples_;
-  std::vector<std::byte> keys_;
-  std::vector<std::byte> query_;
+  std::vector<std::byte> query_;   // of the sample's token
+  std::vector<Partial> partials_;  // one a thread
   std::vector<double> expected_;
   std::vector<std::byte> got_;
   std::vector<int64_t> failed_requests_;

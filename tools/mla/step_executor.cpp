@@ -127,15 +127,12 @@ void StepExecutor::lay_out_tokens(const std::vector<StepItem>& items) {
 }
 
 void StepExecutor::draw(int32_t layer) {
-  const int num_workers = executor_->num_threads();
-  executor_->run([&](int worker) {
-    for (size_t t = static_cast<size_t>(worker); t < tokens_.size(); t += num_workers) {
-      const auto [content, position] = tokens_[t];
-      const auto token = static_cast<int64_t>(t);
-      content_.latent_row(content, position, layer, tensors_.row(token));
-      content_.query(content, position, layer, tensors_.query(token));
-    }
-  });
+  keys_.clear();
+  for (const auto& [content, position] : tokens_) {
+    keys_.push_back({.row = content_.latent_key(content, position, layer),
+                     .query = content_.query_key(content, position, layer)});
+  }
+  tensors_.draw(keys_, *executor_, stream_);
 }
 
 void StepExecutor::run_layer(int32_t layer, const StepViews& views, ReplayStats& times) {
@@ -143,7 +140,6 @@ void StepExecutor::run_layer(int32_t layer, const StepViews& views, ReplayStats&
   const int64_t rope = geometry_.qk_rope_head_dim;
   timed(times.generate_s, [&] {
     draw(layer);
-    tensors_.upload(static_cast<int64_t>(tokens_.size()), stream_);
     stream_.synchronize();
   });
   timed(times.append_s, [&] {

@@ -70,6 +70,7 @@ class StepExecutor {
   Content content_;
   RowChecker checker_;
   std::vector<Token> tokens_;
+  std::vector<TokenKeys> keys_;  // of the tokens in the layer at work
   StepTensors tensors_;
 };
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "mla/device_memory.hpp"
+#include "mla/executor.hpp"
 #include "mla/geometry.hpp"
 #include "mla/tensor_view.hpp"
 
@@ -19,8 +20,13 @@ struct StepViews {
   TensorView<float, 2> lse;  ///< [T, H]
 };
 
-/// The memory of these for steps of up to `max_tokens` tokens, reused by every layer and step: on
-/// the device, and beside it host memory that inputs are drawn into. On the CPU the two are one.
+/// What a token's latent row and its queries are drawn from (Content).
+struct TokenKeys {
+  uint64_t row = 0;
+  uint64_t query = 0;
+};
+
+/// The memory of these for steps of up to `max_tokens` tokens, reused by every layer and step.
 class StepTensors {
  public:
   StepTensors(const Geometry& geometry, int64_t max_tokens, Device device);
@@ -30,29 +36,22 @@ class StepTensors {
 
   /// Of the first `num_tokens`, on the device.
   StepViews views(int64_t num_tokens);
-  /// Where the data of one token is drawn to, on the host.
-  std::byte* row(int64_t token) { return host_rows() + token * row_bytes_; }
-  std::byte* query(int64_t token) { return host_queries() + token * query_bytes(); }
-  /// Queues copies of what was drawn for the first `num_tokens` to the device.
-  void upload(int64_t num_tokens, Stream stream);
+  /// Draws rows and queries of the first tokens where they are: on the CPU with all threads of the
+  /// executor, on a GPU with a kernel behind what is queued on the stream. The keys are free again.
+  void draw(std::span<const TokenKeys> keys, Executor& executor, Stream stream);
   /// Reads one output row, out [rank] in the geometry's dtype, and returns its LSE. Waits for the
   /// stream.
   float read_row(int64_t token, int64_t head, std::span<std::byte> out, Stream stream) const;
 
  private:
-  bool is_on_host() const { return rows_.device() == Device{}; }
-  std::byte* host_rows() {
-    return is_on_host() ? static_cast<std::byte*>(rows_.data()) : drawn_rows_.data();
-  }
-  std::byte* host_queries() {
-    return is_on_host() ? static_cast<std::byte*>(queries_.data()) : drawn_queries_.data();
-  }
-  int64_t query_bytes() const { return geometry_.num_heads * row_bytes_; }
+  void draw_on_host(std::span<const TokenKeys> keys, Executor& executor);
+  void draw_on_gpu(std::span<const TokenKeys> keys, Stream stream);
+  int64_t query_columns() const { return geometry_.num_heads * geometry_.latent_width(); }
 
   Geometry geometry_;
-  int64_t row_bytes_;
   DeviceMemory rows_, queries_, out_, lse_;
-  std::vector<std::byte> drawn_rows_, drawn_queries_;  // empty on the CPU
+  DeviceMemory keys_;                // [2 * max_tokens]: of rows, then of queries; on a GPU alone
+  std::vector<uint64_t> host_keys_;  // the same
 };
 
 }  // namespace mla::cli
