@@ -12,6 +12,7 @@
 #         graph     captured runs and graphs
 #         engine    the engine's suites, mla replay and the example on the GPU
 #         layer     the MLA layer: golden files, kernels, captured steps
+#         python    the Python package's tests, by the machine's Python 3.12 and PyTorch
 #         sanitizers  memcheck, racecheck, initcheck, synccheck over a reduced list
 #         bench     mla bench over the whole grid, to OUT/grid.json, with every DIR/peers/*.so as a peer
 # Exit status 1 if anything failed. Each stage takes less than 8 minutes.
@@ -51,6 +52,9 @@ pack() {
     while read -r library; do cp -L "$library" "$to/lib/"; done
   strip "$to"/lib/* 2>/dev/null || true
   cp -r tests/layer/golden "$to/data/layers"
+  scripts/python.sh venv
+  scripts/python.sh wheel -DMLA_CUDA=ON
+  scripts/python.sh pack "$to/py"
   cp examples/traces/sample.jsonl "$to/data/"
 }
 
@@ -75,6 +79,20 @@ run_gtest() {  # suite's name, program, arguments
   if [ "${failures:-0}" -gt 0 ]; then
     grep -aE '^\[  FAILED|Failure|terminate|off by|rror|Which is' "$log" | cut -c1-200 | head -n 25
   fi
+}
+
+run_pytest() {  # suite's name, pytest's arguments
+  local name=$1 log=$out/logs/$1.log start=$SECONDS status=0 counts
+  shift
+  (cd "$here/py" && PYTHONPATH=site timeout 420 python3 -m pytest -q -p no:cacheprovider "$@") >"$log" 2>&1 || status=$?
+  counts=$(tail -n 1 "$log")  # "3 failed, 97 passed, 20 skipped in 5.02s"
+  count_of() { grep -oE "[0-9]+ $1" <<<"$counts" | cut -d' ' -f1; }
+  local passed failures skipped
+  passed=$(count_of passed) failures=$(count_of failed) skipped=$(count_of skipped)
+  # A run that ended badly has a failure of its own.
+  if [ "$status" -ne 0 ] && [ -z "$failures" ]; then failures=1; fi
+  record "$name" "${passed:-0}" "${failures:-0}" "${skipped:-0}" $((SECONDS - start))
+  if [ "${failures:-0}" -gt 0 ]; then grep -aE '^(E  |FAILED|ERROR)|rror' "$log" | cut -c1-300 | tail -n 40; fi
 }
 
 run_command() {  # suite's name, command
@@ -116,6 +134,10 @@ run_stage() {
       for peer in "$here"/peers/*.so; do [ -e "$peer" ] && peers+=(--peer "$peer"); done
       run_command bench "$here/mla" bench --device cuda --rounds 5 --note "${COMMIT:-}" \
         --json "$out/grid.json" "${peers[@]}"
+      ;;
+    python)
+      run_pytest pytest-cuda -m cuda
+      run_pytest pytest-cpu -m "not cuda"
       ;;
     *)
       for program in $(programs_of "$1"); do

@@ -5,6 +5,8 @@
 #   scripts/python.sh wheel    builds build/wheels/libmla-*.whl, checks it and installs it there
 #   scripts/python.sh lint     ruff and mypy; says PASS or FAIL for each
 #   scripts/python.sh test     pytest, with its arguments
+#   scripts/python.sh pack DIR [VERSION]   a folder from which the tests run by a Python of VERSION
+#                              (3.12) that has PyTorch and NumPy: DIR/site on its path, in DIR
 set -euo pipefail
 cd "$(dirname "$0")/.."
 readonly venv=build/venv pins=python/requirements-test.txt
@@ -27,6 +29,21 @@ build_wheel() {  # CMake arguments
   $venv/bin/pip install --quiet --disable-pip-version-check --no-deps --force-reinstall "$built"
 }
 
+pack() {  # folder, Python's version
+  local to=$1 version=${2:-3.12} platforms=() glibc
+  for glibc in 17 24 27 28; do platforms+=(--platform "manylinux_2_${glibc}_$(uname -m)"); done
+  rm -rf "$to" && mkdir -p "$to/python"
+  $venv/bin/pip install --quiet --disable-pip-version-check --no-deps --target "$to/site" \
+    --python-version "$version" "${platforms[@]}" --only-binary=:all: --no-compile \
+    $(grep -hE '^(apache-tvm-ffi|hypothesis|ml_dtypes|pytest)==' $pins) \
+    $($venv/bin/pip freeze | grep -E '^(iniconfig|packaging|pluggy|Pygments|sortedcontainers|typing_extensions)==')
+  $venv/bin/python -m zipfile -e build/wheels/*.whl "$to/site"
+  rm -rf "$to"/site/{bin,tvm_ffi/{src,3rdparty,include}}
+  cp -r pyproject.toml "$to/"
+  cp -r python/{tests,examples} "$to/python/"
+  find "$to" -name __pycache__ -prune -exec rm -rf {} +
+}
+
 check() {  # name, command
   if "${@:2}"; then echo "PASS $1"; else echo "FAIL $1" && return 1; fi
 }
@@ -44,5 +61,6 @@ case ${1:-} in
   wheel) build_wheel "${@:2}" ;;
   lint) lint ;;
   test) exec $venv/bin/python -m pytest "${@:2}" ;;
-  *) sed -n '2,8p' "$0" >&2 && exit 2 ;;
+  pack) pack "${2:?a folder}" "${@:3}" ;;
+  *) sed -n '2,10p' "$0" >&2 && exit 2 ;;
 esac
