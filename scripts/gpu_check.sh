@@ -14,6 +14,7 @@
 #         layer     the MLA layer: golden files, kernels, captured steps
 #         python    the Python package's tests, by the machine's Python 3.12 and PyTorch
 #         sanitizers  memcheck, racecheck, initcheck, synccheck over a reduced list
+#         calibrate  the planner's costs of the card's kernels, to OUT/costs.json
 #         bench     mla bench over the whole grid, to OUT/grid.json, with every DIR/peers/*.so as a peer
 # Exit status 1 if anything failed. Each stage takes less than 8 minutes.
 set -euo pipefail
@@ -129,6 +130,10 @@ run_stage() {
   suites=()
   case $1 in
     sanitizers) run_sanitizers ;;
+    calibrate)
+      run_command calibrate "$here/mla" bench --device cuda --calibrate --note "${COMMIT:-}" \
+        --json "$out/costs.json"
+      ;;
     bench)
       local peers=() peer
       for peer in "$here"/peers/*.so; do [ -e "$peer" ] && peers+=(--peer "$peer"); done
@@ -166,7 +171,7 @@ import datetime, glob, json, os, sys
 out, commit = sys.argv[1:3]
 machine = json.load(open(os.path.join(out, "machine.json")))
 stages = [json.load(open(p)) for p in sorted(glob.glob(os.path.join(out, "*.json")))
-          if os.path.basename(p) not in ("machine.json", "grid.json")]
+          if os.path.basename(p) not in ("machine.json", "grid.json", "costs.json")]
 suites = [dict(stage=s["stage"], **suite) for s in stages for suite in s["suites"]]
 print(json.dumps({**machine, "commit": commit,
                   "passed": sum(s["passed"] for s in suites),

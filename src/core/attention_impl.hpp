@@ -8,6 +8,7 @@
 
 #include "core/plan_image.hpp"
 #include "mla/attention.hpp"
+#include "mla/export.hpp"
 #include "plan/schedule.hpp"
 
 namespace mla {
@@ -96,7 +97,7 @@ struct AttentionImpl {
 std::span<const AttentionImpl* const> attention_impls(DeviceKind kind);
 
 /// The first kernel of the device's table that accepts the shape (of that name, if one is given);
-/// null where none does.
-const AttentionImpl* find_impl(const KernelQuery& query, std::string_view name);
+/// null where none does. Exported for `mla bench --calibrate`.
+MLA_API const AttentionImpl* find_impl(const KernelQuery& query, std::string_view name);
 
 }  // namespace mla

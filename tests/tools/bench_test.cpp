@@ -48,6 +48,7 @@ TEST(BenchTools, WrongArgumentsAreRefused) {
       {"bench", "--rounds", "0"},
       {"bench", "--threads", "0"},
       {"bench", "--kernel", "nonsense"},
+      {"bench", "--calibrate"},
       {"bench", "--peer", "any.so"},
       {"bench", "--device", "cuda", "--peer", "no/such/peer.so"}};
   for (const auto& arguments : wrong) {

@@ -243,6 +243,7 @@ CellTimes time_cell(const cases::AttentionCase& c, std::span<const PeerLibrary> 
        .limits = {.max_listed_pages = c.pages_needed()},
        .bucket = Bucket{.num_rows = c.num_rows(), .num_tokens = c.num_tokens()},
        .capture = true,
+       .splits = c.splits,
        .kernel = c.kernel});
   const auto plan = [&] {
     attention.plan(cell.batch(), {.sm_scale = c.sm_scale, .causal = c.causal}, cell.stream());
@@ -277,7 +278,7 @@ CellTimes time_cell(const cases::AttentionCase& c, std::span<const PeerLibrary> 
     }
   }
   std::optional<PageReads> reads;
-  if (PageReads::serves(c)) {
+  if (options.time_reads && PageReads::serves(c)) {
     const Batch batch = cell.batch();
     reads.emplace(c, batch.kv_indptr, batch.kv_indices, cell.stream());
     contenders.emplace_back(

@@ -33,6 +33,7 @@ struct CellTimes {
 struct CellOptions {
   int rounds = 5;
   double round_seconds = 0.02;              ///< of each contender in each round
+  bool time_reads = true;                   ///< also a kernel that only reads the pages, on a GPU
   int64_t cold_bytes = int64_t{400} << 20;  ///< of caches that runs take in turn
 };
 

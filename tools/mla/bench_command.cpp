@@ -14,6 +14,7 @@
 #include "mla/bench_device.hpp"
 #include "mla/bench_shapes.hpp"
 #include "mla/bench_spread.hpp"
+#include "mla/calibrate.hpp"
 #include "mla/clock.hpp"
 #include "mla/command.hpp"
 #include "mla/device_option.hpp"
@@ -40,6 +41,7 @@ struct BenchOptions {
   std::vector<int> threads;  // empty: one, and all processors
   int rounds = 5;
   bool quick = false;
+  bool calibrate = false;
   JsonTarget json;
 };
 
@@ -220,6 +222,7 @@ Json json_of(const BenchOptions& options, const BenchResult& result) {
 }
 
 int run_bench(BenchOptions options) {
+  if (options.calibrate) throw UsageError("--calibrate: it is for a GPU (--device cuda)");
   if (!options.peers.empty()) throw UsageError("--peer: peers run on a GPU (--device cuda)");
   if (options.quick) options.rounds = 1;
   const BenchResult result = measure(options);
@@ -258,19 +261,24 @@ void add_bench_command(CLI::App& app, int& status) {
       ->type_name("FILE.so");
   command->add_option("--note", options->note, "goes into the JSON: a commit, a machine");
   command->add_flag("--quick", options->quick, "one short round: shows that it works");
+  command->add_flag("--calibrate", options->calibrate,
+                    "measures the planner's costs of a GPU's kernels instead");
   add_json_option(*command, options->json);
   command->callback([options, &status] {
     check_writable(options->json);
     const Device device = parse_device(options->device);
-    status = device.kind == DeviceKind::kCpu
-                 ? run_bench(*options)
-                 : run_device_bench({.device = device,
-                                     .filter = options->filter,
-                                     .kernel = options->kernel,
-                                     .note = options->note,
-                                     .peers = options->peers,
-                                     .rounds = options->quick ? 1 : options->rounds,
-                                     .json = options->json});
+    if (device.kind == DeviceKind::kCpu) {
+      status = run_bench(*options);
+      return;
+    }
+    const DeviceBenchOptions on_device{.device = device,
+                                       .filter = options->filter,
+                                       .kernel = options->kernel,
+                                       .note = options->note,
+                                       .peers = options->peers,
+                                       .rounds = options->quick ? 1 : options->rounds,
+                                       .json = options->json};
+    status = options->calibrate ? run_calibration(on_device) : run_device_bench(on_device);
   });
 }
 
