@@ -29,10 +29,12 @@ Ceilings measure_ceilings(Device device) {
   {
     DeviceMemory memory(device, kReadBytes);
     memory.fill(1, stream);
+    queue_read(memory.data(), kReadBytes, device, stream);  // its code is loaded by that
     CapturedRuns reads(device, stream, 4,
                        [&](int64_t) { queue_read(memory.data(), kReadBytes, device, stream); });
     ceilings.read_gbps = static_cast<double>(kReadBytes) / best_us(reads) * 1e-3;
   }
+  queue_nothing(device, stream);
   CapturedRuns empty(device, stream, kEmptyNodes, [&](int64_t) { queue_nothing(device, stream); });
   ceilings.empty_node_us = best_us(empty);
   ceilings.matrix_tflops = measure_matrix_tflops(device);
