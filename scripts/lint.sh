@@ -1,11 +1,13 @@
 #!/usr/bin/env bash
 # clang-tidy over the sources of src/ and tools/ that the release build compiles on this machine (or
-# the files named), several at a time. Needs that preset configured. Says PASS or FAIL for each.
+# the files named, of the build in LINT_BUILD), several at a time. Needs that build configured. Says
+# PASS or FAIL for each.
 set -uo pipefail
 cd "$(dirname "$0")/.."
+export LINT_BUILD=${LINT_BUILD:-build/release}
 lint_one() {
   local text
-  if text=$(clang-tidy-16 -p build/release --quiet "$1" 2>/dev/null); then
+  if text=$(clang-tidy-16 -p "$LINT_BUILD" --quiet "$1" 2>/dev/null); then
     echo "PASS lint $1"
   else
     printf 'FAIL lint %s\n%s\n' "$1" "$text"

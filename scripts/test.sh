@@ -7,7 +7,7 @@
 #     lint         clang-tidy with clang's analyzer over src/ and tools/
 #     asan, tsan   unit and property tests under sanitizers
 #     fuzz         each fuzz target for FUZZ_SECONDS (60)
-#     python       the Python package: format, lint and types, the wheel, its tests
+#     python       the Python package: format, lints and types, the wheel, its tests
 #
 # A part that fails does not stop the others. Environment: JOBS (all processors), FUZZ_SECONDS.
 set -uo pipefail
@@ -76,6 +76,7 @@ part_python() {
   local status=0
   run_checks python-lint scripts/python.sh lint || status=1
   run_checks wheel scripts/python.sh wheel && run_pytest || status=1
+  LINT_BUILD=build/wheel run_checks python-tidy scripts/lint.sh python/src/*.cpp || status=1
   return $status
 }
 

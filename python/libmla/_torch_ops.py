@@ -50,7 +50,7 @@ def operator(name: str, schema: str) -> Callable[[Callable[..., None]], Any]:
 
 def layers(pool: Any) -> list[Any]:
     """The layers of a pool as tensors, for the operators that read or write them."""
-    if not _has_operators:
+    if not _has_operators or (pool.device != "cpu" and not torch.cuda.is_available()):
         return []
     return [torch.from_dlpack(pool.layer(layer)) for layer in range(pool.num_layers)]
 

@@ -99,16 +99,24 @@ SlotLease lease_from(int64_t slot, const ffi::Optional<ffi::String>& walk, int64
   return lease;
 }
 
+template <class T>
+Resource* as(const ffi::ObjectRef& object) {
+  const auto* box = object.as<BoxObj<T>>();
+  return box == nullptr ? nullptr : &const_cast<BoxObj<T>*>(box)->value;
+}
+
 RunnerBox runner_make(const ffi::Array<ffi::ObjectRef>& resources) {
   std::vector<Resource*> order;
   std::vector<ffi::ObjectRef> lenders;
-  for (const ffi::ObjectRef& resource : resources) {
-    lenders.push_back(resource);
-    if (const auto* kv = resource.as<BoxObj<KvResource>>()) {
-      order.push_back(&const_cast<BoxObj<KvResource>*>(kv)->value);
-    } else if (const auto* attention = resource.as<BoxObj<AttentionResource>>()) {
-      order.push_back(&const_cast<BoxObj<AttentionResource>*>(attention)->value);
+  for (const ffi::ObjectRef& object : resources) {
+    Resource* resource = as<KvResource>(object);
+    if (resource == nullptr) resource = as<AttentionResource>(object);
+    if (resource == nullptr) {
+      throw_invalid({"resources", "StepRunner", "KvResource and AttentionResource objects",
+                     object->GetTypeKey()});
     }
+    order.push_back(resource);
+    lenders.push_back(object);
   }
   return RunnerBox::make(std::move(lenders), std::span<Resource* const>(order));
 }

@@ -1,4 +1,5 @@
 import gc
+from concurrent.futures import ThreadPoolExecutor
 
 import libmla
 import numpy as np
@@ -188,6 +189,17 @@ def test_objects_outlive_their_names():
     del attention
     gc.collect()
     assert libmla.to_numpy(buffer).tolist() == problem.lengths
+
+
+def test_two_objects_on_two_threads():
+    def serve(seed):
+        problem = serving_problem(SMALL, seed)
+        for _ in range(20):
+            out, lse, answer, _ = attend(problem, NUMPY)
+            check(problem, out, lse, answer)
+
+    with ThreadPoolExecutor(2) as threads:
+        list(threads.map(serve, range(2)))
 
 
 def test_supports_says_why():

@@ -260,6 +260,8 @@ def test_calls_out_of_order_are_runtime_errors():
         engine.kv.length(5)
     with pytest.raises(ValueError, match=r"expected .*, got"):
         StepRunner([engine.attention])
+    with pytest.raises(ValueError, match=r"StepRunner: resources: .*, got libmla\.LatentPool"):
+        StepRunner([engine.pool])
 
 
 def test_scratch_shared_by_all_plans():
