@@ -14,6 +14,7 @@
 #         layer     the MLA layer: golden files, kernels, captured steps
 #         python    the Python package's tests, by the machine's Python 3.12 and PyTorch
 #         sanitizers  memcheck, racecheck, initcheck, synccheck over a reduced list
+#         replay    300 requests of the trace in MLA_TRACE, a file named to pack, at full length
 #         calibrate  the planner's costs of the card's kernels, to OUT/costs.json
 #         bench     mla bench over the whole grid, to OUT/grid.json, with every DIR/peers/*.so as a peer
 # Exit status 1 if anything failed. Each stage takes less than 8 minutes.
@@ -57,6 +58,7 @@ pack() {
   scripts/python.sh wheel -DMLA_CUDA=ON
   scripts/python.sh pack "$to/py"
   cp examples/traces/sample.jsonl "$to/data/"
+  if [ -n "${MLA_TRACE:-}" ]; then cp "$MLA_TRACE" "$to/data/trace.jsonl"; fi
 }
 
 # Runs a command that prints its own lines and counts; adds a suite to the stage's list.
@@ -130,6 +132,10 @@ run_stage() {
   suites=()
   case $1 in
     sanitizers) run_sanitizers ;;
+    replay)
+      run_command replay-trace "$here/mla" replay "$here/data/trace.jsonl" --requests 300 --layers 1 \
+        --check 1 --device cuda --json "$out/logs/replay-trace.json"
+      ;;
     calibrate)
       run_command calibrate "$here/mla" bench --device cuda --calibrate --note "${COMMIT:-}" \
         --json "$out/costs.json"
