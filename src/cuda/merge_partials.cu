@@ -1,18 +1,31 @@
+#include <cmath>
+#include <cstdint>
+
 #include "cuda/device_limits.hpp"
 #include "cuda/error.hpp"
 #include "cuda/merge_partials.hpp"
 #include "cuda/numbers.cuh"
 #include "cuda/rows.cuh"
 
+// Work is cut into items: a row and 128 of its columns, four a lane. A warp merges an item alone,
+// or a block where there are few. Parts are added up by eights, and the eights in order, so that
+// the bits do not depend on who adds. The code is short on purpose: most of it runs once in a
+// launch, from memory.
 namespace mla::cuda {
 namespace {
 
 constexpr int kWarp = 32;
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarp;
-constexpr int kValues = 4;                 // columns of a lane
-constexpr int kColumns = kWarp * kValues;  // of an item of work
+constexpr int kBlocksPerSm = 4;
+constexpr int kValues = 4;                 // neighbouring columns of a lane
+constexpr int kColumns = kWarp * kValues;  // of an item
+constexpr int kEight = 8;
 constexpr uint32_t kAllLanes = 0xffffffff;
+
+struct Shared {
+  float4 sums[kMaxSplits / kEight][kWarp];  // of eights
+};
 
 // The merge that row `row` of all merged rows belongs to: the last whose rows begin at or before
 // it. One warp looks at 32 places at a time, since loads that wait for each other are what it
@@ -32,101 +45,185 @@ __device__ int64_t find_merge(const PlanView& plan, int64_t row) {
   return begin;
 }
 
-struct Shared {
-  float weights[kMaxParts];
-  float reduced[kWarps];
-  float sums[kWarps][kColumns];
+/// One row of all merged rows.
+struct MergedRow {
+  plan::Merge merge{};
+  int64_t row_in_merge = 0;
+
+  __device__ int64_t partial_row(int part) const {
+    return merge.partial_begin + row_in_merge + int64_t{part} * merge.num_rows;
+  }
 };
 
-template <class Join>
-__device__ float reduce(float value, float* reduced, const Join& join) {
-  for (int mask = kWarp / 2; mask > 0; mask /= 2) {
-    value = join(value, __shfl_xor_sync(kAllLanes, value, mask));
+/// What its parts weigh.
+struct PartWeights {
+  float largest = -INFINITY;  // LSE
+  float sum = 0;              // of the weights
+
+  __device__ float of(float lse) const { return lse == -INFINITY ? 0.0F : expf(lse - largest); }
+  __device__ float natural_lse() const { return sum == 0 ? -INFINITY : largest + logf(sum); }
+};
+
+__device__ PartWeights weigh_parts(const float* partial_lse, const MergedRow& row) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  PartWeights weights;
+#pragma unroll 1
+  for (int p = lane; p < row.merge.num_partials; p += kWarp) {
+    weights.largest = fmaxf(weights.largest, partial_lse[row.partial_row(p)]);
   }
-  if (threadIdx.x % kWarp == 0) reduced[threadIdx.x / kWarp] = value;
-  __syncthreads();
-  value = reduced[0];
-  for (int w = 1; w < kWarps; ++w) value = join(value, reduced[w]);
-  __syncthreads();
-  return value;
+  for (int mask = kWarp / 2; mask > 0; mask /= 2) {
+    weights.largest = fmaxf(weights.largest, __shfl_xor_sync(kAllLanes, weights.largest, mask));
+  }
+#pragma unroll 1
+  for (int p = lane; p < row.merge.num_partials; p += kWarp) {
+    weights.sum += weights.of(partial_lse[row.partial_row(p)]);
+  }
+  for (int mask = kWarp / 2; mask > 0; mask /= 2) {
+    weights.sum += __shfl_xor_sync(kAllLanes, weights.sum, mask);
+  }
+  return weights;
 }
 
-// An item is a row and a range of columns. Warps share out the parts, lanes the columns.
-__global__ void __launch_bounds__(kThreads)
+/// Columns `column` to column + 3 of a partial row; those past the rank are 0.
+__device__ float4 load_columns(const float* row, int32_t column, int32_t rank) {
+  if (rank % kValues == 0) {
+    return column < rank ? *reinterpret_cast<const float4*>(row + column) : float4{};
+  }
+  const auto value = [&](int v) { return column + v < rank ? row[column + v] : 0.0F; };
+  return {value(0), value(1), value(2), value(3)};
+}
+
+/// The first `count` of four elements.
+template <class T>
+__device__ void store_columns(T* to, float4 value, int32_t count) {
+  struct alignas(kValues * sizeof(T)) Columns {
+    T of[kValues];
+  };
+  const Columns columns{from_float<T>(value.x), from_float<T>(value.y), from_float<T>(value.z),
+                        from_float<T>(value.w)};
+  if (count >= kValues && reinterpret_cast<uintptr_t>(to) % sizeof(Columns) == 0) {
+    *reinterpret_cast<Columns*>(to) = columns;
+    return;
+  }
+#pragma unroll
+  for (int v = 0; v < kValues; ++v) {
+    if (v < count) to[v] = columns.of[v];
+  }
+}
+
+__device__ void store_columns(const AttentionParams& tensors, int64_t at, float4 value,
+                              int32_t count) {
+  switch (tensors.geometry.dtype) {
+    case DType::kBFloat16:
+      return store_columns(static_cast<__nv_bfloat16*>(tensors.out) + at, value, count);
+    case DType::kFloat16:
+      return store_columns(static_cast<__half*>(tensors.out) + at, value, count);
+    default:
+      return store_columns(static_cast<float*>(tensors.out) + at, value, count);
+  }
+}
+
+__device__ void add_weighted(float4& sum, float weight, float4 value) {
+  sum.x = fmaf(weight, value.x, sum.x);
+  sum.y = fmaf(weight, value.y, sum.y);
+  sum.z = fmaf(weight, value.z, sum.z);
+  sum.w = fmaf(weight, value.w, sum.w);
+}
+
+__device__ float4 operator+(float4 a, float4 b) {
+  return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w};
+}
+
+/// Parts 8 * eight to 8 * eight + 7 of a row, in order.
+__device__ float4 add_eight(const AttentionParams& tensors, const MergedRow& row,
+                            const PartWeights& weights, int eight, int32_t column) {
+  const int32_t rank = tensors.geometry.kv_lora_rank;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int first = eight * kEight;
+  const int of_lane = first + lane % kEight;
+  const float lane_weight = of_lane < row.merge.num_partials
+                                ? weights.of(tensors.partial_lse[row.partial_row(of_lane)])
+                                : 0.0F;
+  float weight[kEight];
+  float4 part[kEight];
+#pragma unroll
+  for (int i = 0; i < kEight; ++i) {
+    weight[i] = __shfl_sync(kAllLanes, lane_weight, i);
+    // A part without weight may hold anything.
+    part[i] = weight[i] == 0 ? float4{}
+                             : load_columns(tensors.partial_out + row.partial_row(first + i) * rank,
+                                            column, rank);
+  }
+  float4 sum{};
+#pragma unroll
+  for (int i = 0; i < kEight; ++i) add_weighted(sum, weight[i], part[i]);
+  return sum;
+}
+
+__global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     merge_partials_kernel(const __grid_constant__ KernelParams params) {
   __shared__ Shared shared;
   const PlanView plan = params.image.view(params.plan);
   if (plan.num_merges == 0) return;
   const AttentionParams& tensors = params.tensors;
   const int32_t rank = tensors.geometry.kv_lora_rank;
-  const int32_t num_heads = tensors.geometry.num_heads;
   const int64_t ranges = (rank + kColumns - 1) / kColumns;
   const plan::Merge& last = plan.merges[plan.num_merges - 1];
   const int64_t num_items = (int64_t{last.rows_before} + last.num_rows) * ranges;
-  const int thread = static_cast<int>(threadIdx.x);
-  const int warp = thread / kWarp;
-  const int lane = thread % kWarp;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
 
-  for (int64_t item = blockIdx.x; item < num_items; item += gridDim.x) {
-    const int64_t merged_row = item / ranges;
+  // A team takes neighbouring items, which share rows.
+  const bool by_block = num_items <= gridDim.x;
+  const int team_warps = by_block ? kWarps : 1;
+  const int member = by_block ? warp : 0;
+  const int64_t num_teams = int64_t{gridDim.x} * (kWarps / team_warps);
+  const int64_t items_of_team = (num_items + num_teams - 1) / num_teams;
+  const int64_t team = by_block ? blockIdx.x : int64_t{blockIdx.x} * kWarps + warp;
+  const int64_t end = min((team + 1) * items_of_team, num_items);
+  int64_t row_index = -1;
+  MergedRow row;
+  PartWeights weights;
+#pragma unroll 1
+  for (int64_t item = team * items_of_team; item < end; ++item) {
+    if (item / ranges != row_index) {
+      row_index = item / ranges;
+      row.merge = plan.merges[find_merge(plan, row_index)];
+      row.row_in_merge = row_index - row.merge.rows_before;
+      weights = weigh_parts(tensors.partial_lse, row);
+    }
+    if (row.merge.request >= params.num_requests) continue;
     const auto range = static_cast<int32_t>(item % ranges);
-    const plan::Merge merge = plan.merges[find_merge(plan, merged_row)];
-    if (merge.request >= params.num_requests) continue;
-    const int64_t row_in_merge = merged_row - merge.rows_before;
-    const float* lse = tensors.partial_lse + merge.partial_begin + row_in_merge;
-
-    float largest = -INFINITY;
-    for (int p = thread; p < merge.num_partials; p += kThreads) {
-      const float value = lse[int64_t{p} * merge.num_rows];
-      shared.weights[p] = value;
-      largest = fmaxf(largest, value);
+    const int32_t column = range * kColumns + lane * kValues;
+    const int eights = (row.merge.num_partials + kEight - 1) / kEight;
+    float4 total{};
+#pragma unroll 1
+    for (int eight = member; eight < eights; eight += team_warps) {
+      const float4 sum = add_eight(tensors, row, weights, eight, column);
+      if (by_block) shared.sums[eight][lane] = sum;
+      total = total + sum;
     }
-    largest = reduce(largest, shared.reduced, [](float a, float b) { return fmaxf(a, b); });
-    float sum = 0;
-    for (int p = thread; p < merge.num_partials; p += kThreads) {
-      const float value = shared.weights[p];
-      const float weight = value == -INFINITY ? 0.0F : expf(value - largest);
-      shared.weights[p] = weight;
-      sum += weight;
+    if (by_block) {
+      __syncthreads();  // a block has one item at most
+      if (warp != 0) return;
+      total = {};
+#pragma unroll 1
+      for (int eight = 0; eight < eights; ++eight) total = total + shared.sums[eight][lane];
     }
-    sum = reduce(sum, shared.reduced, [](float a, float b) { return a + b; });
-
-    const int32_t first = range * kColumns + lane;
-    float values[kValues] = {};
-#pragma unroll 4
-    for (int p = warp; p < merge.num_partials; p += kWarps) {
-      const float weight = shared.weights[p];
-      if (weight == 0) continue;  // its row may be stale
-      const float* part = tensors.partial_out +
-                          (merge.partial_begin + row_in_merge + int64_t{p} * merge.num_rows) * rank;
-      for (int v = 0; v < kValues; ++v) {
-        const int32_t c = first + v * kWarp;
-        if (c < rank) values[v] = fmaf(weight, part[c], values[v]);
-      }
-    }
-    for (int v = 0; v < kValues; ++v) shared.sums[warp][v * kWarp + lane] = values[v];
-    __syncthreads();
-
-    const RowPlace at = place_of(plan, num_heads, merge.request, merge.row_begin + row_in_merge);
-    const int64_t out_at = at.token * tensors.out_token_stride + at.head * tensors.out_head_stride;
-    const int32_t column = range * kColumns + thread;
-    if (thread < kColumns && column < rank) {
-      float total = 0;
-      for (int w = 0; w < kWarps; ++w) total += shared.sums[w][thread];
-      store_float(sum == 0 ? 0.0F : total / sum, tensors.out, tensors.geometry.dtype,
-                  out_at + column);
-    }
-    if (thread == 0 && range == 0) {
-      write_lse(tensors, plan, at, sum == 0 ? -INFINITY : largest + logf(sum));
-    }
-    __syncthreads();  // the next item writes what this one read
+    const RowPlace at = place_of(plan, tensors.geometry.num_heads, row.merge.request,
+                                 row.merge.row_begin + row.row_in_merge);
+    const float inverse = weights.sum == 0 ? 0.0F : 1 / weights.sum;
+    store_columns(tensors,
+                  at.token * tensors.out_token_stride + at.head * tensors.out_head_stride + column,
+                  {total.x * inverse, total.y * inverse, total.z * inverse, total.w * inverse},
+                  rank - column);
+    if (lane == 0 && range == 0) write_lse(tensors, plan, at, weights.natural_lse());
   }
 }
 
 }  // namespace
 
 void launch_merge(const AttentionLaunch& launch, Stream stream) {
-  constexpr int kBlocksPerSm = 4;
   const int num_blocks = kBlocksPerSm * device_limits(launch.device.index).num_sms;
   merge_partials_kernel<<<num_blocks, kThreads, 0, static_cast<cudaStream_t>(stream.handle)>>>(
       kernel_params(launch));

@@ -296,7 +296,7 @@ constexpr int32_t kBlocksPerSm = 2;
 const char* refuses(const KernelQuery&) { return nullptr; }
 
 int32_t num_workers(const KernelQuery& query) {
-  return std::min(device_limits(query.device.index).num_sms * kBlocksPerSm, kMaxParts);
+  return device_limits(query.device.index).num_sms * kBlocksPerSm;
 }
 
 // Of an H200, from docs/kernels/cuda_general.md.
