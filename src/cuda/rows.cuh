@@ -27,9 +27,15 @@ struct RowPlace {
   int32_t head;
 };
 
+/// A plan has at most 2^24 tiles of at most 128 rows: rows fit in 32 bits, and dividing those is
+/// short.
+__device__ inline int32_t query_of(int64_t row, int32_t num_heads) {
+  return static_cast<int32_t>(static_cast<uint32_t>(row) / static_cast<uint32_t>(num_heads));
+}
+
 __device__ inline RowPlace place_of(const PlanView& plan, int32_t num_heads, int32_t request,
                                     int64_t row) {
-  const auto query = static_cast<int32_t>(row / num_heads);
+  const int32_t query = query_of(row, num_heads);
   return {int64_t{plan.qo_indptr[request]} + query,
           static_cast<int32_t>(row - int64_t{query} * num_heads)};
 }
@@ -40,7 +46,7 @@ __device__ inline int32_t visible_keys(const PlanView& plan, int32_t num_heads, 
   const int32_t num_keys = plan.kv_len[request];
   if (!plan.causal) return num_keys;
   const int32_t num_queries = plan.qo_indptr[request + 1] - plan.qo_indptr[request];
-  const auto query = static_cast<int32_t>(row / num_heads);
+  const int32_t query = query_of(row, num_heads);
   return max(num_keys - num_queries + query + 1, 0);
 }
 

@@ -141,6 +141,9 @@ __device__ inline void lower_registers() {
 // d[c/2 + 2, 3] of the row 8 below, columns c + 2 (l % 4) and the next. A in registers: the same
 // rows, four packed pairs at columns 2 (l % 4) of row l/4, of row l/4 + 8, and 8 columns on.
 
+/// A value that is the same in all lanes, in a register of the warp: what descriptors are made of.
+__device__ inline uint32_t uniform(uint32_t value) { return __reduce_or_sync(0xffffffff, value); }
+
 /// A matrix in shared memory: rows of 64 16-bit elements (128 bytes), the 16-byte chunk c of row r
 /// at position c ^ (r % 8), eight rows in 1,024 aligned bytes. `wide_stride`: bytes from 64 columns
 /// to the next 64, used where the product runs along the rows (B as [16 rows, N columns]).
@@ -152,9 +155,9 @@ __device__ inline uint64_t matrix_descriptor(uint32_t address, uint32_t wide_str
          ((address & kAddressBits) >> 4);
 }
 
-/// The descriptor of the matrix `bytes` further on.
+/// The descriptor of the matrix `bytes` further on; its upper half stays as it is.
 __device__ inline uint64_t advance(uint64_t descriptor, uint32_t bytes) {
-  return descriptor + (bytes >> 4);
+  return (descriptor & ~uint64_t{0xffffffff}) | (static_cast<uint32_t>(descriptor) + (bytes >> 4));
 }
 
 /// 2^x, with a relative error of 2^-22; results below 2^-126 are 0.

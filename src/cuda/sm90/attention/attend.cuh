@@ -105,6 +105,9 @@ __device__ inline void attend(const AttentionArgs& args, const int half,
   // Stage 1: scores of a step, as its keys come. The tensor cores cut off what does not fit their
   // accumulator at each product, so scores are sums of three chains of products: two that queue up,
   // and one when those are done.
+  const auto keys_at = [&](RingPlace at) {
+    return uniform(shared_address(shared.keys[at.stage()]));
+  };
   const auto keys_are_here = [&](RingPlace at) {
     return barrier_test(shared_address(&shared.keys_full[at.stage()][0]), at.parity()) &&
            barrier_test(shared_address(&shared.keys_full[at.stage()][1]), at.parity());
@@ -114,7 +117,7 @@ __device__ inline void attend(const AttentionArgs& args, const int half,
     if (!has_boxes) fence_async_proxy();
   };
   const auto start_chain = [&](RingPlace at, int chain, float(&sums)[32]) {
-    const uint64_t keys = matrix_descriptor(shared_address(shared.keys[at.stage()]));
+    const uint64_t keys = matrix_descriptor(keys_at(at));
     products_begin();
 #pragma unroll
     for (int s = 3 * chain; s < min(3 * chain + 3, Traits::kStrips); ++s) {
@@ -149,10 +152,12 @@ __device__ inline void attend(const AttentionArgs& args, const int half,
 
   // Stage 2: weights from scores.
   const auto hide_keys = [&](const auto& keys_seen_by) {
-    const int32_t seen[kRowsOfThread] = {keys_seen_by(first_row), keys_seen_by(first_row + 8)};
+    const int first_key = lane % 4 * 2;
+    const int32_t seen[kRowsOfThread] = {keys_seen_by(first_row) - first_key,
+                                         keys_seen_by(first_row + 8) - first_key};
 #pragma unroll
     for (int i = 0; i < 32; ++i) {
-      if (i / 4 * 8 + lane % 4 * 2 + i % 2 >= seen[i / 2 % 2]) scores[i] = -INFINITY;
+      if (i / 4 * 8 + i % 2 >= seen[i / 2 % 2]) scores[i] = -INFINITY;
     }
   };
   const auto form_weights = [&] {
@@ -209,8 +214,7 @@ __device__ inline void attend(const AttentionArgs& args, const int half,
     for (int i = 0; i < 128; ++i) out[i] *= rescale[i / 2 % 2];
   };
   const auto values_of = [&](RingPlace at, int k) {
-    const uint32_t values =
-        shared_address(shared.keys[at.stage()]) + half * Traits::kHalfStrips * Traits::kStripBytes;
+    const uint32_t values = keys_at(at) + half * Traits::kHalfStrips * Traits::kStripBytes;
     return advance(matrix_descriptor(values, Traits::kStripBytes), k * 16 * Traits::kRowBytes);
   };
   const auto start_values_of_own = [&](RingPlace at) {
@@ -248,9 +252,35 @@ __device__ inline void attend(const AttentionArgs& args, const int half,
     };
     const int32_t hidden = left - keys_seen_by(0);  // from some row; later rows see no less
 
-    // From the finished scores of this group's step on.
+    const auto next_step = [&] {
+      ++ring.step;
+      left -= Traits::kKeys;
+    };
+    // The other group's step, and the scores of the next if there is one.
+    const auto follow = [&] {
+      const RingPlace next{ring.step + 1};
+      const bool is_last = left <= Traits::kKeys;
+      const bool scores_first = half == 1 && args.scores_first && !is_last;
+      if (scores_first) {
+        start_scores(next, left - Traits::kKeys);
+        finish_scores(next);
+      }
+      receive_weights(ring);
+      rescale_out();
+      start_values_of_other(ring);
+      // The next scores queue up behind these products where their keys are here; else this step's
+      // keys must not wait for them.
+      const bool queue = !is_last && !scores_first && keys_are_here(next);
+      if (!queue) finish_values(ring);
+      if (is_last || scores_first) return;
+      start_scores(next, left - Traits::kKeys);
+      products_wait<2>();  // two chains of scores
+      products_arrive(out);
+      if (queue) free_keys(ring);
+      finish_scores(next);
+    };
+    // This group's step, from its finished scores on.
     const auto lead = [&] {
-      finish_scores(ring);
       if (left <= Traits::kKeys && lane == 0) barrier_arrive(shared_address(&shared.queries_free));
       if (left - hidden < Traits::kKeys) hide_keys(keys_seen_by);
       form_weights();
@@ -258,41 +288,26 @@ __device__ inline void attend(const AttentionArgs& args, const int half,
       rescale_out();
       start_values_of_own(ring);
       finish_values(ring);
-      ++ring.step;
-      left -= Traits::kKeys;
-    };
-    // The other group's step, up to its products.
-    const auto follow = [&] {
-      receive_weights(ring);
-      rescale_out();
-      start_values_of_other(ring);
     };
 
     barrier_wait(shared_address(&shared.queries_full), num_works % 2);
     fence_async_proxy();
-    if (static_cast<int>(ring.stage()) == half) {
+    // Each group leads the steps of one stage. The code of follow and lead stands once: what is
+    // not in the instruction cache costs more than what it does.
+    bool leads = static_cast<int>(ring.stage()) == half;
+    if (leads) {
       start_scores(ring, left);
-      lead();
+      finish_scores(ring);
     }
-    while (left > Traits::kKeys) {
-      const RingPlace next{ring.step + 1};
-      follow();
-      // The next scores queue up behind these products where their keys are here; else this step's
-      // keys must not wait for them.
-      const bool queue = keys_are_here(next);
-      if (!queue) finish_values(ring);
-      start_scores(next, left - Traits::kKeys);
-      products_wait<2>();  // two chains of scores
-      products_arrive(out);
-      if (queue) free_keys(ring);
-      ++ring.step;
-      left -= Traits::kKeys;
-      lead();
-    }
-    if (left > 0) {
-      follow();
-      finish_values(ring);
-      ++ring.step;
+#pragma unroll 1
+    while (left > 0) {
+      if (leads) {
+        lead();
+      } else {
+        follow();
+      }
+      next_step();
+      leads = !leads;
     }
 
     float(&sums)[Traits::kHalves][Traits::kRows] = shared.row_sum[num_works % 2];

@@ -141,6 +141,7 @@ AttentionArgs args_of(const AttentionLaunch& launch) {
   const bool has_rope = params.geometry.qk_rope_head_dim > 0;
   AttentionArgs args{kernel_params(launch)};
   args.blocks_per_worker = blocks_per_worker(params.geometry);
+  args.scores_first = args.blocks_per_worker > 1;
   choose_key_loads(params, args);
   const auto chunks = [](int64_t token_stride, int64_t head_stride, int64_t elements) {
     return token_stride % elements == 0 && head_stride % elements == 0;

@@ -85,6 +85,9 @@ struct AttentionArgs : KernelParams {
   // Whether 16-byte (out: 8-byte) accesses are aligned; else elements are moved one by one.
   bool queries_aligned = false;
   bool out_aligned = false;
+  /// Whether the right group multiplies queries by the keys of its step before it takes over the
+  /// weights of the one before: where the tensor cores are the bound, not the memory.
+  bool scores_first = false;
 };
 
 }  // namespace mla::cuda::sm90
