@@ -35,10 +35,30 @@ __device__ inline void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
+/// The same for a number known at run time, 0 to kMost.
+template <int kMost>
+__device__ void wait_for_all_but(int pending) {
+  if constexpr (kMost == 0) {
+    wait_for_copies<0>();
+  } else if (pending >= kMost) {
+    wait_for_copies<kMost>();
+  } else {
+    wait_for_all_but<kMost - 1>(pending);
+  }
+}
+
 /// Four 8x8 matrices of 16-bit values; lanes 8 i .. 8 i + 7 give the rows of matrix i.
 __device__ inline void load_matrices(uint32_t (&values)[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(values[0]), "=r"(values[1]), "=r"(values[2]), "=r"(values[3])
+               : "r"(address)
+               : "memory");
+}
+
+/// Two of them; lanes 0 .. 15 give the rows.
+__device__ inline void load_matrices(uint32_t (&values)[2], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+               : "=r"(values[0]), "=r"(values[1])
                : "r"(address)
                : "memory");
 }

@@ -1,55 +1,51 @@
 #include "cuda/general/tile_shape.hpp"
 
+#include <algorithm>
+
 namespace mla::cuda::general {
 namespace {
 
 constexpr int32_t kElementBytes = 2;
-constexpr int32_t kStatisticsBytes = 2048;  // where rows come from; maxima, sums and factors
-constexpr int32_t kReservedBytes = 1024;    // of each block, by the system
+constexpr int32_t kStatisticsBytes = 1536;  // maxima, sums and factors of rows
 
 int32_t round_up(int32_t value, int32_t unit) { return (value + unit - 1) / unit * unit; }
 
-struct Candidate {
-  int32_t blocks_per_sm, tile_rows, block_keys, num_stages;
-};
-
-// In order of preference: two blocks hide each other's barriers, more stages hide latency.
-constexpr Candidate kCandidates[] = {
-    {2, 64, 64, 4}, {2, 64, 64, 3}, {2, 64, 64, 2}, {1, 64, 64, 4}, {1, 64, 64, 3}, {1, 64, 64, 2},
-    {1, 64, 32, 2}, {1, 32, 64, 2}, {1, 32, 32, 2}, {1, 16, 64, 2}, {1, 16, 32, 2},
-};
-
-TileShape lay_out(const Geometry& geometry, const Candidate& candidate) {
-  TileShape shape{.tile_rows = candidate.tile_rows,
-                  .block_keys = candidate.block_keys,
-                  .num_stages = candidate.num_stages,
-                  .blocks_per_sm = candidate.blocks_per_sm,
+// tile_rows is 0 where the ring is too short.
+TileShape lay_out(const Geometry& geometry, int32_t tile_rows, int32_t value_columns,
+                  int32_t smem_bytes) {
+  TileShape shape{.tile_rows = tile_rows,
+                  .value_columns = value_columns,
                   .rope_column = round_up(geometry.kv_lora_rank, 16)};
   const int32_t used = shape.rope_column + geometry.qk_rope_head_dim;
   shape.width = round_up(used, kGroupColumns);
   shape.has_padding = shape.rope_column != geometry.kv_lora_rank || shape.width != used;
   shape.row_bytes = shape.width * kElementBytes;
-  const int32_t rows = shape.tile_rows + shape.num_stages * shape.block_keys;
-  shape.smem_bytes = static_cast<size_t>(rows) * static_cast<size_t>(shape.row_bytes) +
-                     static_cast<size_t>(shape.tile_rows) * kWeightRowBytes + kStatisticsBytes;
+  shape.keys_at = tile_rows * shape.row_bytes;
+  const int32_t weights_bytes =  // of two blocks
+      2 * kElementBytes * tile_rows * block_keys(value_columns, tile_rows);
+  const int32_t room = smem_bytes - shape.keys_at - weights_bytes - kStatisticsBytes;
+  int32_t ring_bytes = 0;
+  for (int32_t i = 0, rows = 16; rows <= tile_rows; ++i, rows *= 2) {
+    const int32_t stage_bytes = block_keys(value_columns, rows) * shape.row_bytes;
+    shape.num_stages[i] = std::min(room / stage_bytes, kMaxStages);
+    if (shape.num_stages[i] < least_stages(rows)) return {};
+    ring_bytes = std::max(ring_bytes, shape.num_stages[i] * stage_bytes);
+  }
+  shape.weights_at = shape.keys_at + ring_bytes;
+  shape.statistics_at = shape.weights_at + weights_bytes;
+  shape.smem_bytes = static_cast<size_t>(shape.statistics_at) + kStatisticsBytes;
   return shape;
 }
 
 }  // namespace
 
 TileShape choose_tile_shape(const Geometry& geometry, int32_t smem_bytes) {
-  for (const Candidate& candidate : kCandidates) {
-    // Shorter blocks are there for the widest rows only.
-    if (candidate.block_keys < kGroupColumns && geometry.kv_lora_rank <= 256) continue;
-    // With more columns of output a block needs all registers.
-    if (candidate.blocks_per_sm > 1 && geometry.kv_lora_rank > kMaxRankOfTwoBlocks) continue;
-    const TileShape shape = lay_out(geometry, candidate);
-    const size_t limit =
-        candidate.blocks_per_sm == 1
-            ? static_cast<size_t>(smem_bytes)
-            : static_cast<size_t>((smem_bytes + kReservedBytes) / candidate.blocks_per_sm -
-                                  kReservedBytes);
-    if (shape.smem_bytes <= limit) return shape;
+  for (const int32_t tile_rows : {64, 32, 16}) {
+    for (const int32_t value_columns : {128, 256, kMaxRank}) {
+      if (value_columns < geometry.kv_lora_rank) continue;
+      const TileShape shape = lay_out(geometry, tile_rows, value_columns, smem_bytes);
+      if (shape.tile_rows > 0) return shape;
+    }
   }
   return {};
 }

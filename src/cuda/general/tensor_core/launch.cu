@@ -4,7 +4,7 @@
 #include "cuda/device_guard.hpp"
 #include "cuda/device_limits.hpp"
 #include "cuda/general/tensor_core.hpp"
-#include "cuda/general/tensor_core/attend.cuh"
+#include "cuda/general/tensor_core/collect.cuh"
 #include "cuda/merge_partials.hpp"
 
 namespace mla::cuda::general {
@@ -12,15 +12,35 @@ namespace {
 
 using namespace tensor_core;
 
-template <class T, int kColumnTiles, int kBlockKeys>
-__global__ void __launch_bounds__(kThreads, kColumnTiles == 2 ? 2 : 1)
+// One block of 12 warps computes a tile: up to 64 rows of one request against a range of its keys,
+// a block of keys at a time. While the score warps are at block i, the value warps are at i - 1:
+//
+//                 meet                                meet, where several warps share a row
+//   score warps     scores = queries x keys; maxima     weights exp2(score - reference) of block i
+//   value warps     out = out * factor + weights of     load the block that takes its place in the
+//                   block i - 1 x values                ring (one step later without this meeting)
+//
+// At the end the value warps write out / sum, to the output or the partial results.
+// docs/kernels/cuda_general.md has costs and measurements.
+template <class T, int kRowTiles, int kColumnTiles>
+__device__ void attend(const Params& params, const plan::Tile& tile, const Shared& shared) {
+  using ThisTile = Tile<T, TileTraits<kRowTiles, kColumnTiles>>;
+  const ThisTile t(params, tile, shared);
+  if (threadIdx.x < kScoreWarps * kWarp) {
+    score_tile(t);
+  } else {
+    collect_tile(t);
+  }
+}
+
+template <class T, int kColumnTiles>
+__global__ void __launch_bounds__(kThreads, 1)
     attention_kernel(const __grid_constant__ Params params) {
   extern __shared__ __align__(128) std::byte memory[];
   const Shared shared(memory, params.shape);
   if (params.shape.has_padding) {  // no load writes it
-    const int bytes = params.shape.num_stages * params.shape.block_keys * params.shape.row_bytes +
-                      params.shape.tile_rows * params.shape.row_bytes;
-    for (int at = static_cast<int>(threadIdx.x) * 16; at < bytes; at += kThreads * 16) {
+    for (int at = static_cast<int>(threadIdx.x) * 16; at < params.shape.weights_at;
+         at += kThreads * 16) {
       *reinterpret_cast<uint4*>(memory + at) = make_uint4(0, 0, 0, 0);
     }
     __syncthreads();
@@ -28,15 +48,14 @@ __global__ void __launch_bounds__(kThreads, kColumnTiles == 2 ? 2 : 1)
   const PlanView plan = params.launch.image.view(params.launch.plan);
   const int end = plan.worker_indptr[blockIdx.x + 1];
   for (int i = plan.worker_indptr[blockIdx.x]; i < end; ++i) {
-    const plan::Tile tile = plan.tiles[i];
+    const plan::Tile& tile = plan.tiles[i];
     if (tile.request >= params.launch.num_requests) continue;
-    const Tile<T> t{params, plan, tile, shared};
     if (tile.num_rows <= kRowTile) {
-      attend<T, 1, kColumnTiles, kBlockKeys>(t);
+      attend<T, 1, kColumnTiles>(params, tile, shared);
     } else if (tile.num_rows <= 2 * kRowTile) {
-      attend<T, 2, kColumnTiles, kBlockKeys>(t);
+      attend<T, 2, kColumnTiles>(params, tile, shared);
     } else {
-      attend<T, 4, kColumnTiles, kBlockKeys>(t);
+      attend<T, 4, kColumnTiles>(params, tile, shared);
     }
   }
 }
@@ -44,15 +63,14 @@ __global__ void __launch_bounds__(kThreads, kColumnTiles == 2 ? 2 : 1)
 using Kernel = void (*)(Params);
 
 template <class T>
-Kernel kernel_of_shape(const Geometry& geometry, const TileShape& shape) {
-  if (geometry.kv_lora_rank <= kMaxRankOfTwoBlocks) return &attention_kernel<T, 2, 64>;
-  if (geometry.kv_lora_rank <= 256) return &attention_kernel<T, 4, 64>;
-  return shape.block_keys == 64 ? &attention_kernel<T, 8, 64> : &attention_kernel<T, 8, 32>;
+Kernel kernel_of_columns(int32_t value_columns) {
+  if (value_columns == 128) return &attention_kernel<T, 2>;
+  return value_columns == 256 ? &attention_kernel<T, 4> : &attention_kernel<T, 8>;
 }
 
 Kernel kernel_of(const Geometry& geometry, const TileShape& shape) {
-  return geometry.dtype == DType::kBFloat16 ? kernel_of_shape<__nv_bfloat16>(geometry, shape)
-                                            : kernel_of_shape<__half>(geometry, shape);
+  return geometry.dtype == DType::kBFloat16 ? kernel_of_columns<__nv_bfloat16>(shape.value_columns)
+                                            : kernel_of_columns<__half>(shape.value_columns);
 }
 
 TileShape shape_of(const KernelQuery& query) {
@@ -71,24 +89,22 @@ const char* refuses(const KernelQuery& query) {
   return nullptr;
 }
 
-int32_t num_workers(const KernelQuery& query) {
-  return device_limits(query.device.index).num_sms * shape_of(query).blocks_per_sm;
-}
+int32_t num_workers(const KernelQuery& query) { return device_limits(query.device.index).num_sms; }
 
 // An estimate, for shapes and cards that the table does not have.
 plan::CostModel cost_model(const KernelQuery& query) {
   const TileShape shape = shape_of(query);
-  const auto workers_per_sm = static_cast<double>(shape.blocks_per_sm);
-  const double keys = shape.block_keys;
-  constexpr double kBytesPerNs = 25;     // of one multiprocessor, read from memory
-  constexpr double kMultiplyAdds = 900;  // a nanosecond, of one multiprocessor
+  const int32_t keys = block_keys(shape.value_columns, shape.tile_rows);
+  constexpr double kStepNs = 300;         // of any block
+  constexpr double kBytesPerNs = 34;      // of keys
+  constexpr double kMultiplyAdds = 1900;  // a nanosecond
   const double columns = shape.width + query.geometry.kv_lora_rank;
   return calibrated({.tile_rows = shape.tile_rows,
-                     .block_tokens = shape.block_keys,
+                     .block_tokens = keys,
                      .split_align = 1,
                      .tile_ns = 2500,
-                     .block_ns = keys * shape.width * 2 / kBytesPerNs * workers_per_sm,
-                     .block_row_ns = keys * columns / kMultiplyAdds * workers_per_sm,
+                     .block_ns = kStepNs + keys * shape.row_bytes / kBytesPerNs,
+                     .block_row_ns = keys * columns / kMultiplyAdds,
                      .partial_row_ns = 0.1 * query.geometry.kv_lora_rank,
                      .merge_ns = 4000},
                     "cuda_tensor_core", query);
@@ -116,7 +132,8 @@ void launch(const AttentionLaunch& launch, Stream stream) {
   const int64_t rank = t.geometry.kv_lora_rank;
   const int64_t rope = t.geometry.qk_rope_head_dim;
   Params params{.launch = kernel_params(launch),
-                .shape = shape_of({t.geometry, t.cache, launch.device})};
+                .shape = shape_of({t.geometry, t.cache, launch.device}),
+                .by_page_size = Divider(t.geometry.page_size)};
   params.wide_queries =
       in_units(t.q_nope, 16, {rank, t.q_nope_token_stride, t.q_nope_head_stride}) &&
       (rope == 0 || in_units(t.q_pe, 16, {rope, t.q_pe_token_stride, t.q_pe_head_stride}));

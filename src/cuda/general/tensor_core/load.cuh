@@ -1,148 +1,160 @@
 #pragma once
 
-#include "cuda/general/mma.cuh"
 #include "cuda/general/tensor_core/params.cuh"
 #include "cuda/numbers.cuh"
 
-// Rows of queries and keys to shared memory.
+// Rows of queries and keys to shared memory, by the value warps: eight lanes a row, so that an
+// instruction copies 128 bytes of four rows and its addresses are constants beside the last one's.
 namespace mla::cuda::general::tensor_core {
 
-template <class T>
+/// Where a row of [ckv | kpe] lies in two tensors, in elements.
+struct Source {
+  int64_t ckv_at = 0;
+  int64_t kpe_at = 0;
+  bool is_there = false;  ///< zeros stand for a row that is not
+};
+
+/// A thread's view of the tile that its block computes. The tile stays in the plan's image, as all
+/// of the plan does: registers are for the output.
+template <class Type, class TheTraits>
 struct Tile {
+  using T = Type;
+  using Traits = TheTraits;
+
   const Params& params;
-  const PlanView& plan;
   const plan::Tile& tile;
   Shared shared;
-  int warp = static_cast<int>(threadIdx.x) / kWarp;
-  int lane = static_cast<int>(threadIdx.x) % kWarp;
+  int warp;  ///< of its role
+  int lane;
 
+  __device__ Tile(const Params& params, const plan::Tile& tile, const Shared& shared)
+      : params(params), tile(tile), shared(shared) {
+    const int thread = thread_anew();
+    warp = thread / kWarp;
+    if (warp >= kScoreWarps) warp -= kScoreWarps;
+    lane = thread % kWarp;
+  }
+  /// The same with its place in the block read anew (thread_anew).
+  __device__ Tile anew() const { return Tile(params, tile, shared); }
+
+  __device__ PlanView plan() const { return params.launch.image.view(params.launch.plan); }
   __device__ const AttentionParams& tensors() const { return params.launch.tensors; }
   __device__ const Geometry& geometry() const { return tensors().geometry; }
-  // Copies kRows rows to shared memory; each warp takes kRows / 8, from `mine` of its first lanes.
-  template <int kRows>
-  __device__ void load_rows(std::byte* rows, const void* ckv, const void* kpe, bool wide,
-                            const Source& mine) const {
-    constexpr int kRowsOfWarp = kRows / kWarps;
-    Source* const sources = shared.sources + warp * kWarps;
-    __syncwarp();
-    if (lane < kRowsOfWarp) sources[lane] = mine;
-    __syncwarp();
-    rows += warp * kRowsOfWarp * params.shape.row_bytes;
-    if (wide) {
-      copy_chunks<kRowsOfWarp>(rows, static_cast<const T*>(ckv), static_cast<const T*>(kpe),
-                               sources);
-    } else {
-      copy_elements<kRowsOfWarp>(rows, static_cast<const T*>(ckv), static_cast<const T*>(kpe),
-                                 sources);
-    }
+  __device__ int num_blocks() const {
+    return (tile.kv_end - tile.kv_begin + Traits::kBlockKeys - 1) / Traits::kBlockKeys;
+  }
+  __device__ int num_stages() const { return params.shape.num_stages[Traits::kRowTiles / 2]; }
+  /// The place of the next block of keys in the ring.
+  __device__ std::byte* after(std::byte* stage) const {
+    const int bytes = Traits::kBlockKeys * params.shape.row_bytes;
+    stage += bytes;
+    return stage == shared.keys + num_stages() * bytes ? shared.keys : stage;
   }
 
-  // In units of 16 bytes: 8, 16 or 32 lanes a row, each with the same chunks of all its rows.
-  template <int kRows>
-  __device__ void copy_chunks(std::byte* rows, const T* ckv, const T* kpe,
-                              const Source* sources) const {
-    const int chunks = (geometry().kv_lora_rank + geometry().qk_rope_head_dim) / kChunk;
-    if (chunks <= 8) {
-      copy_chunks_at_once<kRows, 4>(rows, ckv, kpe, sources, chunks);
-    } else if (chunks <= 16) {
-      copy_chunks_at_once<kRows, 2>(rows, ckv, kpe, sources, chunks);
-    } else {
-      copy_chunks_at_once<kRows, 1>(rows, ckv, kpe, sources, chunks);
-    }
-  }
-
-  template <int kRows, int kRowsAtOnce>
-  __device__ void copy_chunks_at_once(std::byte* rows, const T* ckv, const T* kpe,
-                                      const Source* sources, int chunks) const {
-    constexpr int kLanes = kWarp / kRowsAtOnce;  // of a row
-    const int rank_chunks = geometry().kv_lora_rank / kChunk;
-    const int first_row = lane / kLanes;
-    if (kRows < kRowsAtOnce && first_row >= kRows) return;
-    const int bank_row = (warp * kRows + first_row) % 8;
-    for (int c = lane % kLanes; c < chunks; c += kWarp) {
-      const bool is_rope = c >= rank_chunks;
-      const int column = (is_rope ? c - rank_chunks : c) * kChunk;
-      const int to_chunk = is_rope ? c - rank_chunks + params.shape.rope_column / kChunk : c;
-      const T* const from = (is_rope ? kpe : ckv) + column;
-      const int64_t* const at = &sources[first_row].ckv_at + (is_rope ? 1 : 0);
-      uint32_t to = smem_address(rows) + first_row * params.shape.row_bytes;
-#pragma unroll
-      for (int row = 0; row < kRows; row += kRowsAtOnce) {
-        const int64_t offset = at[2 * row];
-        copy_async(to + chunk_offset(bank_row + row, to_chunk), from + offset, offset >= 0);
-        to += kRowsAtOnce * params.shape.row_bytes;
-      }
-    }
-  }
-
-  template <int kRows>
-  __device__ void copy_elements(std::byte* rows, const T* ckv, const T* kpe,
-                                const Source* sources) const {
-    constexpr int kAtOnce = 6;  // loads under way
+  __device__ void load_row(std::byte* rows, int row, const void* ckv, const void* kpe, bool wide,
+                           const Source& from) const {
     const TileShape& shape = params.shape;
     const int rank = geometry().kv_lora_rank;
-    const int width = rank + geometry().qk_rope_head_dim;
-    for (int row = 0; row < kRows; ++row) {
-      const Source source = sources[row];
-      const T* const ckv_row = ckv + source.ckv_at;
-      const T* const kpe_row = kpe + source.kpe_at - rank;
-      for (int begin = lane; begin < width; begin += kAtOnce * kWarp) {
-        T values[kAtOnce];
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-          const int c = begin + i * kWarp;
-          values[i] = from_float<T>(0);
-          if (source.ckv_at >= 0 && c < width) values[i] = (c < rank ? ckv_row : kpe_row)[c];
-        }
-#pragma unroll
-        for (int i = 0; i < kAtOnce; ++i) {
-          const int c = begin + i * kWarp;
-          if (c >= width) continue;
-          const int to = c < rank ? c : c - rank + shape.rope_column;
-          const int offset = chunk_offset(warp * kRows + row, to / kChunk);
-          reinterpret_cast<T*>(rows + row * shape.row_bytes + offset)[to % kChunk] = values[i];
-        }
-      }
+    const int rope = geometry().qk_rope_head_dim;
+    std::byte* const to = rows + row * shape.row_bytes;
+    const auto* const ckv_row = static_cast<const uint16_t*>(ckv) + from.ckv_at;
+    const auto* const kpe_row = static_cast<const uint16_t*>(kpe) + from.kpe_at;
+    const int rope_chunk = shape.rope_column / kChunk;
+    if (wide) {
+      copy_chunks(to, row, 0, ckv_row, rank, from.is_there);
+      copy_chunks(to, row, rope_chunk, kpe_row, rope, from.is_there);
+    } else {
+      copy_elements(to, row, 0, ckv_row, rank, from.is_there);
+      copy_elements(to, row, rope_chunk, kpe_row, rope, from.is_there);
     }
   }
 
+  __device__ void copy_chunks(std::byte* to_row, int row, int to_chunk, const uint16_t* from,
+                              int columns, bool is_there) const {
+    const int first = lane % kChunk;
+    uint32_t to = smem_address(to_row) + chunk_offset(row, to_chunk + first);
+    from += first * kChunk;
+#pragma unroll 4
+    for (int groups = columns / kGroupColumns; groups > 0; --groups) {
+      copy_async(to, from, is_there);
+      to += kGroupColumns * sizeof(T);
+      from += kGroupColumns;
+    }
+    if (first * kChunk < columns % kGroupColumns) copy_async(to, from, is_there);
+  }
+
+  // The last chunk is filled with zeros.
+  __device__ void copy_elements(std::byte* to_row, int row, int to_chunk, const uint16_t* from,
+                                int columns, bool is_there) const {
+    for (int column = lane % kChunk * kChunk; column < columns; column += kGroupColumns) {
+      uint32_t pairs[kChunk / 2];
+#pragma unroll
+      for (int i = 0; i < kChunk / 2; ++i) {
+        const int at = column + 2 * i;
+        const uint32_t first = is_there && at < columns ? from[at] : 0;
+        const uint32_t second = is_there && at + 1 < columns ? from[at + 1] : 0;
+        pairs[i] = first | second << 16;
+      }
+      *reinterpret_cast<uint4*>(to_row + chunk_offset(row, to_chunk + column / kChunk)) =
+          make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+    }
+  }
+
+  // Each warp takes the rows from warp * kRows / 8 on; its lane i knows where row i of them lies.
   template <int kRows>
+  __device__ void load_rows(std::byte* rows, const void* ckv, const void* kpe, bool wide,
+                            const Source& of_lane) const {
+    constexpr int kRowsOfWarp = kRows / kValueWarps;
+    constexpr int kRowsAtOnce = kWarp / kChunk;
+#pragma unroll 1
+    for (int i = 0; i < kRowsOfWarp; i += kRowsAtOnce) {
+      const int mine = i + lane / kChunk;
+      const Source from = {__shfl_sync(kAllLanes, of_lane.ckv_at, mine),
+                           __shfl_sync(kAllLanes, of_lane.kpe_at, mine),
+                           __shfl_sync(kAllLanes, int{of_lane.is_there}, mine) != 0};
+      if (kRowsOfWarp < kRowsAtOnce && mine >= kRowsOfWarp) continue;
+      load_row(rows, warp * kRowsOfWarp + mine, ckv, kpe, wide, from);
+    }
+  }
+
   __device__ void load_queries() const {
     const AttentionParams& t = tensors();
-    const int row = warp * (kRows / kWarps) + lane;
-    Source mine;
-    if (lane < kRows / kWarps && row < tile.num_rows) {
-      const RowPlace at = place_of(plan, geometry().num_heads, tile.request, tile.row_begin + row);
-      mine = {at.token * t.q_nope_token_stride + at.head * t.q_nope_head_stride,
-              at.token * t.q_pe_token_stride + at.head * t.q_pe_head_stride};
+    const int row = warp * (Traits::kRows / kValueWarps) + lane;
+    Source from;
+    if (row < tile.num_rows) {
+      const RowPlace at =
+          place_of(plan(), geometry().num_heads, tile.request, tile.row_begin + row);
+      from = {at.token * t.q_nope_token_stride + at.head * t.q_nope_head_stride,
+              at.token * t.q_pe_token_stride + at.head * t.q_pe_head_stride, true};
     }
-    load_rows<kRows>(shared.queries, t.q_nope, t.q_pe, params.wide_queries, mine);
-  }
-
-  __device__ std::byte* stage(int block) const {
-    const TileShape& shape = params.shape;
-    return shared.keys + (block % shape.num_stages) * shape.block_keys * shape.row_bytes;
+    load_rows<Traits::kRows>(shared.queries, t.q_nope, t.q_pe, params.wide_queries, from);
   }
 };
 
 /// Copies a tile's blocks of keys, one after the other.
-template <class T, int kBlockKeys>
+template <class Tile>
 class KeyLoader {
  public:
-  __device__ explicit KeyLoader(const Tile<T>& t)
+  __device__ explicit KeyLoader(const Tile& t)
       : t_(t),
-        pages_(t.plan.kv_indices + t.plan.kv_indptr[t.tile.request]),
-        key_(t.tile.kv_begin + t.warp * kRowsOfWarp + t.lane) {
+        pages_(t.plan().kv_indices + t.plan().kv_indptr[t.tile.request]),
+        key_(t.tile.kv_begin + t.warp * (kBlockKeys / kValueWarps) + t.lane),
+        end_(t.tile.kv_end),
+        stage_(t.shared.keys) {
     look_up();
   }
 
   /// Copies the next block, if there is one, and ends a group of copies.
   __device__ void load() {
-    const AttentionParams& tensors = t_.tensors();
-    if (t_.tile.kv_begin + block_ * kBlockKeys < t_.tile.kv_end) {
-      t_.template load_rows<kBlockKeys>(t_.stage(block_), tensors.ckv, tensors.kpe,
-                                        t_.params.wide_cache, mine_);
-      ++block_;
+    const Tile t = t_.anew();
+    if (key_ - t.warp * (kBlockKeys / kValueWarps) - t.lane < end_) {
+      const AttentionParams& tensors = t.tensors();
+      const CacheStrides& strides = tensors.cache;
+      t.template load_rows<kBlockKeys>(
+          stage_, tensors.ckv, tensors.kpe, t.params.wide_cache,
+          {page_ * strides.ckv_page + slot_ * strides.ckv_row,
+           page_ * strides.kpe_page + slot_ * strides.kpe_row, key_ < end_});
+      stage_ = t.after(stage_);
       key_ += kBlockKeys;
       look_up();
     }
@@ -150,24 +162,24 @@ class KeyLoader {
   }
 
  private:
-  static constexpr int kRowsOfWarp = kBlockKeys / kWarps;
+  static constexpr int kBlockKeys = Tile::Traits::kBlockKeys;
 
   // Where the lane's row of the next block lies: asked for a block ahead, so that the page table's
   // latency is hidden.
   __device__ void look_up() {
-    mine_ = {};
-    if (t_.lane >= kRowsOfWarp || key_ >= t_.tile.kv_end) return;
-    const CacheStrides& strides = t_.tensors().cache;
-    const KeyPlace at = place_of_key(pages_, key_, t_.geometry().page_size);
-    mine_ = {at.page * strides.ckv_page + at.slot * strides.ckv_row,
-             at.page * strides.kpe_page + at.slot * strides.kpe_row};
+    if (key_ >= end_) return;
+    const int32_t page = t_.params.by_page_size(key_);
+    page_ = pages_[page];
+    slot_ = key_ - page * t_.geometry().page_size;
   }
 
-  const Tile<T>& t_;
+  const Tile& t_;
   const int32_t* pages_;
-  int32_t key_;
-  int block_ = 0;
-  Source mine_;
+  int32_t key_;  // the lane's of the next block
+  int32_t end_;
+  std::byte* stage_;
+  int32_t page_ = 0;
+  int32_t slot_ = 0;
 };
 
 }  // namespace mla::cuda::general::tensor_core
