@@ -71,7 +71,8 @@ record() {  # name, passed, failed, skipped, seconds
 run_gtest() {  # suite's name, program, arguments
   local name=$1 log=$out/logs/$1.log status=0 start=$SECONDS
   shift
-  timeout 420 "$@" >"$log" 2>&1 || status=$?
+  timeout "${limit:-420}" "$@" >"$log" 2>&1 || status=$?
+  if [ "$status" -eq 124 ]; then echo "$name: ended after ${limit:-420} s"; fi
   local passed failures skipped
   passed=$(sed -nE 's/^\[  PASSED  \] ([0-9]+) tests?\.$/\1/p' "$log" | tail -n 1)
   failures=$(sed -nE 's/^ ?([0-9]+) FAILED TESTS?$/\1/p' "$log" | tail -n 1)
@@ -113,17 +114,26 @@ filter_of() {  # program -> the tests that run on a GPU
   case $1 in contract_test) echo '*/cuda_*:*/sm90_*' ;; *) echo '*' ;; esac
 }
 
+# Few tests, since racecheck slows a kernel down a hundredfold: of each kernel empty rows, split rows
+# and their merge, and rows of odd widths where they are its own; the operations; captured runs.
+sanitized_tests() {  # tool, suite -> filter
+  case $1-$2 in
+    *-cuda_tensor_core) echo "*EmptyRows*/$2:*MakeARowIndependentOfItsBatch/$2:*AnyShapeIsServed/$2" ;;
+    racecheck-capture) echo '*RunsOfOneCaptureShareTheirPlan*' ;;
+    *-operations | *-capture) echo '*' ;;
+    *) echo "*EmptyRows*/$2:*MakeARowIndependentOfItsBatch/$2" ;;
+  esac
+}
+
 run_sanitizers() {
-  local tool filter
-  filter=$(printf '%s/cuda_*:%s/sm90_*:' EmptyRows{*,*} Causal{*,*} StaleMemory{*,*} \
-    LayoutContract.{*,*} LeaseContract.{*,*})
+  local tool suite program limit=60
   for tool in memcheck racecheck initcheck synccheck; do
-    run_gtest "$tool-contract" compute-sanitizer --tool "$tool" --error-exitcode 9 \
-      "$here/contract_test" --gtest_brief=1 "--gtest_filter=$filter"
-    run_gtest "$tool-capture" compute-sanitizer --tool "$tool" --error-exitcode 9 \
-      "$here/cuda_capture_test" --gtest_brief=1
-    run_gtest "$tool-operations" compute-sanitizer --tool "$tool" --error-exitcode 9 \
-      "$here/cuda_operations_test" --gtest_brief=1
+    for suite in sm90_dense cuda_tensor_core cuda_simt operations capture; do
+      program=contract_test
+      case $suite in operations | capture) program=cuda_${suite}_test ;; esac
+      run_gtest "$tool-$suite" compute-sanitizer --tool "$tool" --error-exitcode 9 \
+        "$here/$program" --gtest_brief=1 "--gtest_filter=$(sanitized_tests "$tool" "$suite")"
+    done
   done
 }
 
