@@ -42,7 +42,7 @@ format:  ## rewrite all sources in the project's format
 	@scripts/setup.sh test
 	git ls-files '*.cpp' '*.hpp' '*.h' '*.c' | xargs clang-format-16 -i
 	@scripts/python.sh venv
-	build/venv/bin/ruff format --quiet
+	build/venv/bin/ruff check --quiet --fix && build/venv/bin/ruff format --quiet
 
 clean:  ## remove everything that was built
 	rm -rf build

@@ -28,13 +28,13 @@ from .step import (
     AttentionStep,
     Fork,
     KvStep,
+    KvStream,
     QuerySegment,
     Segment,
     Shortage,
     SlotLease,
     Step,
     StepRunner,
-    Stream,
 )
 
 __version__: str = _core.version()
@@ -51,6 +51,7 @@ __all__ = [
     "Geometry",
     "KvResource",
     "KvStep",
+    "KvStream",
     "LabelPlan",
     "LatentPool",
     "Limits",
@@ -65,7 +66,6 @@ __all__ = [
     "SplitPolicy",
     "Step",
     "StepRunner",
-    "Stream",
     "Support",
     "SupportsDLPack",
     "merge_states",

@@ -22,6 +22,7 @@ from ._module import core
 from ._records import Limits, LseBase, SplitPolicy
 from .attention import Executor, _box
 from .pool import LatentPool
+from .step import KvStream
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,15 @@ class LabelPlan:
     """[B] int64, tokens stored before the step: the position of the first new row."""
     to_compute: np.ndarray
     """[B] int64, rows that the step appends."""
+
+    def batch(self) -> dict[str, np.ndarray]:
+        """The arrays that PagedAttention.plan takes, by name."""
+        return {
+            "qo_indptr": self.qo_indptr,
+            "kv_indptr": self.kv_indptr,
+            "kv_indices": self.kv_indices,
+            "kv_len": self.kv_len,
+        }
 
 
 @dataclass(frozen=True)
@@ -104,8 +114,8 @@ class KvResource:
         """Adds the keys of the pages after those whose keys are known."""
         core.kv_add_page_keys(self._box, request, label, _signed(page_keys))
 
-    def fork(self, source: tuple[int, str], target: tuple[int, str]) -> None:
-        """Makes `target` a stream with the content of `source`; both are (request, label)."""
+    def fork(self, source: KvStream, target: KvStream) -> None:
+        """Makes `target`, which must not be open, a stream with the content of `source`."""
         core.kv_fork(self._box, *source, *target)
 
     def trim(self, request: int, num_tokens: int, *, label: str = "main") -> None:

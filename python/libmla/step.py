@@ -11,7 +11,7 @@ from ._module import core
 from ._records import Bucket
 
 
-class Stream(NamedTuple):
+class KvStream(NamedTuple):
     """One cache stream: a request may have several, told apart by their label."""
 
     request: int
@@ -29,8 +29,8 @@ class Segment(NamedTuple):
 class Fork(NamedTuple):
     """Makes `target`, which must not be open, a stream with the content of `source`."""
 
-    source: Stream
-    target: Stream
+    source: KvStream
+    target: KvStream
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from libmla import (
     Fork,
     KvResource,
     KvStep,
+    KvStream,
     LatentPool,
     Limits,
     QuerySegment,
@@ -19,7 +20,6 @@ from libmla import (
     SlotLease,
     Step,
     StepRunner,
-    Stream,
 )
 
 RANK, ROPE, HEADS, SCALE = 16, 8, 2, 0.3
@@ -122,8 +122,8 @@ def test_forks_share_pages(framework):
     engine.kv.open(1)
     engine.serve(Segment(1, 6))
     engine.rows[2, "main"] = engine.rows[1, "main"]
-    engine.serve(Segment(2, 2), Segment(1, 1), forks_before=[Fork(Stream(1), Stream(2))])
-    engine.kv.fork(Stream(1), Stream(3))
+    engine.serve(Segment(2, 2), Segment(1, 1), forks_before=[Fork(KvStream(1), KvStream(2))])
+    engine.kv.fork(KvStream(1), KvStream(3))
     assert engine.kv.length(3) == 7
     assert engine.kv.check().shared > 0
 
@@ -217,6 +217,32 @@ def test_last_hidden_and_the_cursor(framework):
     q = framework.empty((5, HEADS, RANK + ROPE), "fp32")
     with pytest.raises(ValueError, match=r"layer: expected 0 to 1, got 5"):
         engine.attention.run(q_nope=q[..., :RANK], q_pe=q[..., RANK:])
+
+
+def test_a_plan_for_an_attention_of_the_engines_own(framework):
+    engine = Engine(framework)
+    engine.kv.open(1)
+    engine.serve(Segment(1, 6))
+    step = engine.step(Segment(1, 2))
+    assert engine.runner.admit(step)
+    engine.runner.plan(step)
+    ckv, kpe = engine.pool.views(0)
+    attention = libmla.PagedAttention(
+        geometry=libmla.Geometry(
+            num_heads=HEADS,
+            kv_lora_rank=RANK,
+            qk_rope_head_dim=ROPE,
+            page_size=4,
+            dtype="fp32",
+        ),
+        num_pages=engine.pool.total_pages,
+        device=engine.pool.device,
+    )
+    attention.plan(**engine.kv.label_plan().batch(), sm_scale=SCALE)
+    q = framework.array(np.ones((2, HEADS, RANK + ROPE)), "fp32")
+    tensors = {"q_nope": q[..., :RANK], "q_pe": q[..., RANK:]}
+    own = attention.run(**tensors, ckv=ckv, kpe=kpe)
+    assert np.array_equal(float64(own), float64(engine.attention.run(**tensors, layer=0)))
 
 
 def test_labels_packed_as_one():
