@@ -13,11 +13,14 @@
 #         engine    the engine's suites, mla replay and the example on the GPU
 #         layer     the MLA layer: golden files, kernels, captured steps
 #         python    the Python package's tests, by the machine's Python 3.12 and PyTorch
-#         sanitizers  memcheck, racecheck, initcheck, synccheck over a reduced list
+#         sanitizers  memcheck, racecheck, initcheck, synccheck, each a stage of its own too, over a
+#                     reduced list; a suite may take SANITIZER_SECONDS (60)
 #         replay    300 requests of the trace in MLA_TRACE, a file named to pack, at full length
 #         calibrate  the planner's costs of the card's kernels, to OUT/costs.json
-#         bench     mla bench over the whole grid, to OUT/grid.json, with every DIR/peers/*.so as a peer
-# Exit status 1 if anything failed. Each stage takes less than 8 minutes.
+#         bench     mla bench over the whole grid, BENCH_ROUNDS (5) times, to OUT/grid.json, with every
+#                   DIR/peers/*.so as a peer
+# Exit status 1 if anything failed. Each stage takes less than 8 minutes. Several runs with the same OUT
+# may go side by side; bench and calibrate want the machine for themselves.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 
@@ -125,15 +128,13 @@ sanitized_tests() {  # tool, suite -> filter
   esac
 }
 
-run_sanitizers() {
-  local tool suite program limit=60
-  for tool in memcheck racecheck initcheck synccheck; do
-    for suite in sm90_dense cuda_tensor_core cuda_simt operations capture; do
-      program=contract_test
-      case $suite in operations | capture) program=cuda_${suite}_test ;; esac
-      run_gtest "$tool-$suite" compute-sanitizer --tool "$tool" --error-exitcode 9 \
-        "$here/$program" --gtest_brief=1 "--gtest_filter=$(sanitized_tests "$tool" "$suite")"
-    done
+run_sanitizer() {  # tool
+  local suite program limit=${SANITIZER_SECONDS:-60}
+  for suite in sm90_dense cuda_tensor_core cuda_simt operations capture; do
+    program=contract_test
+    case $suite in operations | capture) program=cuda_${suite}_test ;; esac
+    run_gtest "$1-$suite" compute-sanitizer --tool "$1" --error-exitcode 9 \
+      "$here/$program" --gtest_brief=1 "--gtest_filter=$(sanitized_tests "$1" "$suite")"
   done
 }
 
@@ -141,7 +142,7 @@ run_stage() {
   local program
   suites=()
   case $1 in
-    sanitizers) run_sanitizers ;;
+    memcheck | racecheck | initcheck | synccheck) run_sanitizer "$1" ;;
     replay)
       run_command replay-trace "$here/mla" replay "$here/data/trace.jsonl" --requests 300 --layers 1 \
         --check 1 --device cuda --json "$out/logs/replay-trace.json"
@@ -153,7 +154,7 @@ run_stage() {
     bench)
       local peers=() peer
       for peer in "$here"/peers/*.so; do [ -e "$peer" ] && peers+=(--peer "$peer"); done
-      run_command bench "$here/mla" bench --device cuda --rounds 5 --note "${COMMIT:-}" \
+      run_command bench "$here/mla" bench --device cuda --rounds "${BENCH_ROUNDS:-5}" --note "${COMMIT:-}" \
         --json "$out/grid.json" "${peers[@]}"
       ;;
     python)
@@ -205,10 +206,14 @@ esac
 set +e +o pipefail  # a failure is counted, and the rest still runs
 out=$here/results stages=() failed=0
 while [ $# -gt 0 ]; do
-  if [ "$1" = --out ]; then out=$2 && shift; else stages+=("$1"); fi
+  case $1 in
+    --out) out=$2 && shift ;;
+    sanitizers) stages+=(memcheck racecheck initcheck synccheck) ;;
+    *) stages+=("$1") ;;
+  esac
   shift
 done
-[ ${#stages[@]} -gt 0 ] || { sed -n '2,20p' "$0" >&2; exit 2; }
+[ ${#stages[@]} -gt 0 ] || { sed -n '2,23p' "$0" >&2; exit 2; }
 mkdir -p "$out/logs"
 export LD_LIBRARY_PATH=$here/lib:${LD_LIBRARY_PATH:-}:/usr/local/cuda/lib64
 export MLA_TEST_DEVICE=cuda MLA_GOLDEN_LAYERS=$here/data/layers
