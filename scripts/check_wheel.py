@@ -12,10 +12,8 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-GLIBC = (
-    2,
-    34,
-)  # what one built on Debian 12 needs, by the versions of the symbols that it asks for
+# What one built on Debian 12 needs, by the versions of the symbols that it asks for.
+GLIBC = (2, 34)
 SYSTEM = r"lib(c|m|gcc_s)\.so\.\d+|ld-linux-.*|libtvm_ffi\.so"
 
 
