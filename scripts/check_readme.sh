@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Is every code block of README.md, docs/capi.md and docs/python.md that follows a marker <!-- FILE --> that file, to
+# Is every code block of the pages below that follows a marker <!-- FILE --> that file, to
 # the letter? With --write, makes it so.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -17,7 +17,7 @@ with_files() {
     { file = "" }
     END { if (blocks == 0) { print FILENAME ": no block is marked" > "/dev/stderr"; exit 1 } }' "$1"
 }
-for page in README.md docs/capi.md docs/python.md; do
+for page in README.md docs/capi.md docs/python.md docs/migrating_from_flashinfer.md; do
   wanted=$(with_files "$page")
   if [ "${1:-}" = --write ]; then
     printf '%s\n' "$wanted" >"$page"

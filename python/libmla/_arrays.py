@@ -70,6 +70,12 @@ def device_name(device: tuple[int, int]) -> str:
     return "cpu" if device[0] == 0 else f"cuda:{device[1]}"
 
 
+def array_device(array: SupportsDLPack) -> tuple[int, int]:
+    """Kind and index of the device that an array is on."""
+    kind, index = array.__dlpack_device__()
+    return (1, index) if int(kind) == 2 else (0, 0)  # 2: kDLCUDA
+
+
 def stream_handle(device: tuple[int, int], stream: StreamLike) -> int:
     """A stream's handle; where none is named, of the caller's current stream on the device."""
     if device[0] == 0:

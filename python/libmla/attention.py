@@ -11,6 +11,7 @@ from ._arrays import (
     StreamLike,
     SupportsDLPack,
     argument,
+    array_device,
     device_name,
     device_of,
     empty_like,
@@ -386,10 +387,5 @@ def _merge(
         output(lse, "lse", "merge_states"),
         int(lse_base),
         _box(executor),
-        stream_handle(_device_of_array(out), stream),
+        stream_handle(array_device(out), stream),
     )
-
-
-def _device_of_array(array: Any) -> tuple[int, int]:
-    kind, index = array.__dlpack_device__()
-    return (1, index) if int(kind) == 2 else (0, 0)  # 2: kDLCUDA

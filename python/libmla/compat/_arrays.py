@@ -1,0 +1,52 @@
+"""What the compatible interfaces do with arrays of PyTorch and NumPy."""
+
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from .._module import torch
+
+# A torch.Tensor or a numpy.ndarray.
+Array: TypeAlias = Any
+
+
+def is_tensor(array: Array) -> bool:
+    """Whether it is PyTorch's."""
+    return torch is not None and isinstance(array, torch.Tensor)
+
+
+def float32(array: Array) -> Array:
+    """The array, converted where it is of another type."""
+    if is_tensor(array):
+        return array.to(torch.float32)
+    return array.astype(np.float32, copy=False)
+
+
+def host_copy(array: Array) -> np.ndarray:
+    """A copy on the host; from a device the only one, for which the host waits."""
+    if not is_tensor(array):
+        return np.array(array)
+    return array.cpu().numpy() if array.is_cuda else array.numpy().copy()
+
+
+def store(array: Array, buffer: Array) -> None:
+    """Copies an array into the first entries of a buffer, which may be on another device."""
+    head = buffer[: len(array)]
+    if is_tensor(head):
+        head.copy_(torch.as_tensor(array))
+    else:
+        head[:] = array
+
+
+def strides(array: Array) -> tuple[int, ...]:
+    """Strides in elements."""
+    if is_tensor(array):
+        return array.stride()
+    return tuple(step // array.itemsize for step in array.strides)
+
+
+def aligned_bytes(memory: Array) -> Array:
+    """Memory without gaps as bytes, from the first that is at a multiple of 64."""
+    flat = memory.reshape(-1).view(torch.uint8 if is_tensor(memory) else np.uint8)
+    address = flat.data_ptr() if is_tensor(flat) else flat.__array_interface__["data"][0]
+    return flat[-address % 64 :]
