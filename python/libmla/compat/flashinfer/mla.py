@@ -86,8 +86,9 @@ class BatchMLAPagedAttentionWrapper:
 
     The shape of the cache is known at the first run, which therefore allocates, and blocks: make
     it before the capture. Later ones do so for a cache of another shape or, outside graph mode, a
-    plan beyond the default Limits and all plans before it. Raises ValueError (a buffer that is missing or of another size),
-    NotImplementedError (another backend). Calls on one object must not overlap.
+    plan beyond the default Limits and all plans before it. Raises ValueError (a buffer that is
+    missing or of another size), NotImplementedError (another backend). Calls on one object must
+    not overlap.
     """
 
     def __init__(
