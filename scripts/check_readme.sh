@@ -17,7 +17,8 @@ with_files() {
     { file = "" }
     END { if (blocks == 0) { print FILENAME ": no block is marked" > "/dev/stderr"; exit 1 } }' "$1"
 }
-for page in README.md docs/capi.md docs/python.md docs/migrating_from_flashinfer.md; do
+for page in README.md docs/capi.md docs/python.md docs/migrating_from_flash_mla.md \
+  docs/migrating_from_flashinfer.md; do
   wanted=$(with_files "$page")
   if [ "${1:-}" = --write ]; then
     printf '%s\n' "$wanted" >"$page"
