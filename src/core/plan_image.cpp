@@ -13,6 +13,12 @@ void store(std::byte* image, size_t at, std::span<const T> values) {
   if (!values.empty()) std::memcpy(image + at, values.data(), values.size_bytes());
 }
 
+int64_t merged_rows(const plan::Schedule& schedule) {
+  if (schedule.merges.empty()) return 0;
+  const plan::Merge& last = schedule.merges.back();
+  return int64_t{last.rows_before} + last.num_rows;
+}
+
 }  // namespace
 
 PlanImage::PlanImage(const Limits& limits, const Geometry& geometry, int32_t num_workers,
@@ -41,6 +47,7 @@ size_t PlanImage::write(const PlanParts& parts, std::byte* image) const {
                           .kv_indices_at = layout.book<int32_t>(parts.kv_indices.size()),
                           .num_tiles = static_cast<int64_t>(schedule.tiles.size()),
                           .num_merges = static_cast<int64_t>(schedule.merges.size()),
+                          .num_merged_rows = merged_rows(schedule),
                           .sm_scale = parts.options.sm_scale,
                           .causal = parts.options.causal ? 1 : 0,
                           .lse_base = static_cast<int32_t>(parts.options.lse_base)};

@@ -30,15 +30,16 @@ struct Shared {
 // The merge that row `row` of all merged rows belongs to: the last whose rows begin at or before
 // it. One warp looks at 32 places at a time, since loads that wait for each other are what it
 // costs.
-__device__ int64_t find_merge(const PlanView& plan, int64_t row) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  int64_t begin = 0;
-  int64_t count = plan.num_merges;
+__device__ uint32_t find_merge(const PlanView& plan, uint32_t row) {
+  const uint32_t lane = threadIdx.x % kWarp;
+  uint32_t begin = 0;
+  auto count = static_cast<uint32_t>(plan.num_merges);
   while (count > 1) {
-    const int64_t step = (count + kWarp - 1) / kWarp;
-    const int64_t at = lane * step;
-    const bool starts_before = at < count && plan.merges[begin + at].rows_before <= row;
-    const int last = 31 - __clz(static_cast<int>(__ballot_sync(kAllLanes, starts_before)));
+    const uint32_t step = (count + kWarp - 1) / kWarp;
+    const uint32_t at = lane * step;
+    const bool starts_before =
+        at < count && static_cast<uint32_t>(plan.merges[begin + at].rows_before) <= row;
+    const uint32_t last = 31 - __clz(static_cast<int>(__ballot_sync(kAllLanes, starts_before)));
     begin += last * step;
     count = min(step, count - last * step);
   }
@@ -167,9 +168,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   if (plan.num_merges == 0) return;
   const AttentionParams& tensors = params.tensors;
   const int32_t rank = tensors.geometry.kv_lora_rank;
-  const int64_t ranges = (rank + kColumns - 1) / kColumns;
-  const plan::Merge& last = plan.merges[plan.num_merges - 1];
-  const int64_t num_items = (int64_t{last.rows_before} + last.num_rows) * ranges;
+  // 32 bits hold every item: one stands for 1 KiB of partial results at least.
+  const uint32_t ranges = (rank + kColumns - 1) / kColumns;
+  const uint32_t num_items = static_cast<uint32_t>(plan.num_merged_rows) * ranges;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
 
@@ -177,15 +178,15 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   const bool by_block = num_items <= gridDim.x;
   const int team_warps = by_block ? kWarps : 1;
   const int member = by_block ? warp : 0;
-  const int64_t num_teams = int64_t{gridDim.x} * (kWarps / team_warps);
-  const int64_t items_of_team = (num_items + num_teams - 1) / num_teams;
-  const int64_t team = by_block ? blockIdx.x : int64_t{blockIdx.x} * kWarps + warp;
-  const int64_t end = min((team + 1) * items_of_team, num_items);
-  int64_t row_index = -1;
+  const uint32_t num_teams = gridDim.x * (kWarps / team_warps);
+  const uint32_t items_of_team = (num_items + num_teams - 1) / num_teams;
+  const uint32_t team = by_block ? blockIdx.x : blockIdx.x * kWarps + warp;
+  const uint32_t end = min((team + 1) * items_of_team, num_items);
+  uint32_t row_index = 0xffffffff;
   MergedRow row;
   PartWeights weights;
 #pragma unroll 1
-  for (int64_t item = team * items_of_team; item < end; ++item) {
+  for (uint32_t item = team * items_of_team; item < end; ++item) {
     if (item / ranges != row_index) {
       row_index = item / ranges;
       row.merge = plan.merges[find_merge(plan, row_index)];
