@@ -18,7 +18,7 @@ with_files() {
     END { if (blocks == 0) { print FILENAME ": no block is marked" > "/dev/stderr"; exit 1 } }' "$1"
 }
 for page in README.md docs/capi.md docs/python.md docs/migrating_from_flash_mla.md \
-  docs/migrating_from_flashinfer.md; do
+  docs/migrating_from_flashinfer.md docs/mstar.md; do
   wanted=$(with_files "$page")
   if [ "${1:-}" = --write ]; then
     printf '%s\n' "$wanted" >"$page"

@@ -334,6 +334,7 @@ def test_slices_of_larger_tensors(torch_framework):
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_compiled_whole(torch_framework, backend):
+    torch._dynamo.reset()
     batch = Batch(torch_framework.device, [5, 20], seq_len_q=2)
     schedule, _ = get_mla_metadata()
 

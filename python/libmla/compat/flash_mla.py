@@ -19,6 +19,7 @@ from .._module import torch
 from .._records import CacheStrides, Geometry, Limits
 from ..attention import PagedAttention
 from ._arrays import host_copy
+from ._limits import limits_for
 from ._refusals import not_implemented
 
 if torch is None:
@@ -128,11 +129,7 @@ class FlashMLASchedMeta:
 
     def _plan(self, shape: _Shape, arrays: dict[str, Any]) -> None:
         rows = shape.batch_size
-        limits = Limits(
-            max_rows=_power_of_two(rows),
-            max_tokens=_power_of_two(rows * shape.seq_len_q),
-            max_listed_pages=_power_of_two(len(arrays["kv_indices"])),
-        )
+        limits = limits_for(rows, rows * shape.seq_len_q, len(arrays["kv_indices"]))
         if self._lent is None or not self._lent.serves(shape, limits):
             if self._give_back is not None:
                 self._give_back()
@@ -361,8 +358,3 @@ def _index_arrays(shape: _Shape, lengths: np.ndarray, table: np.ndarray) -> dict
 
 def _equal(arrays: dict[str, Any], others: dict[str, Any]) -> bool:
     return all(np.array_equal(array, others[name]) for name, array in arrays.items())
-
-
-def _power_of_two(number: int) -> int:
-    """The next one, so that plan objects are made anew seldom; 64 at least."""
-    return max(64, 1 << (number - 1).bit_length())

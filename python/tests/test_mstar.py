@@ -1,0 +1,776 @@
+"""libmla.compat.mstar over an engine's objects, which have the named attributes alone."""
+
+import enum
+import inspect
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from frameworks import TOLERANCE, float64
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+torch = pytest.importorskip("torch")
+
+from libmla.compat import mstar  # noqa: E402  # it needs PyTorch
+from libmla.compat.mstar import (  # noqa: E402
+    FlashInferMLAManager,
+    FlashInferMLAWrapper,
+    flashinfer_mla_supports,
+)
+
+HEADS, RANK, ROPE, PAGE, PAGES, SCALE = 2, 16, 8, 4, 48, 0.3
+DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+NAMES = ("qo_indptr", "paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len")
+
+
+class KVLayout(enum.Enum):
+    NHD = enum.auto()
+    MLA = enum.auto()
+
+
+class Row:
+    """One stream in a step: `stored` tokens, then `appended` ones with as many queries."""
+
+    def __init__(self, stored, appended, request=0, label="main"):
+        self.stored, self.appended, self.request, self.label = stored, appended, request, label
+        self.pages = []
+
+
+def kv_config(**changed):
+    return SimpleNamespace(
+        **{
+            "layout": KVLayout.MLA,
+            "num_qo_heads": HEADS,
+            "kv_lora_rank": RANK,
+            "qk_rope_head_dim": ROPE,
+            "page_size": PAGE,
+            "max_num_pages": PAGES,
+            "max_seq_len": 64,
+            **changed,
+        }
+    )
+
+
+def label_plan(rows, form=tuple):
+    """What the KV resource plans for one label."""
+    last = [(row.stored + row.appended) % PAGE or PAGE for row in rows]
+    arrays = [
+        np.cumsum([0, *(row.appended for row in rows)]),
+        np.cumsum([0, *(len(row.pages) for row in rows)]),
+        [page for row in rows for page in row.pages],
+        last,
+    ]
+    tensors = [torch.tensor(np.array(array), dtype=torch.int32) for array in arrays]
+    views = [
+        SimpleNamespace(
+            request_id=row.request,
+            label=row.label,
+            page_idxs=row.pages,
+            length=row.stored + row.appended,
+            to_compute=row.appended,
+            start=0,
+        )
+        for row in rows
+    ]
+    return SimpleNamespace(cpu_indptrs=form(tensors), views=views)
+
+
+def step_of(rows, causal=True, context_only=False, spans=None):
+    spans = [row.appended for row in rows] if spans is None else spans
+    segments = [
+        SimpleNamespace(request_id=row.request, label=row.label, span=span)
+        for row, span in zip(rows, spans, strict=False)
+    ]
+    return SimpleNamespace(causal=causal, context_only=context_only, segments=segments)
+
+
+class Engine:
+    """A manager and one layer, of which pages that no row has are NaN."""
+
+    def __init__(self, device="cpu", dtype="fp32", cache_dtype=None, seed=0, **options):
+        self.device, self.dtype = device, DTYPES[dtype]
+        self.tolerance = max(TOLERANCE[dtype], TOLERANCE[cache_dtype or dtype])
+        self.random = np.random.default_rng(seed)
+        self.manager = FlashInferMLAManager(
+            "kv_cache", torch.device(device), self.dtype, kv_config(), sm_scale=SCALE, **options
+        )
+        layer = torch.full((PAGES, PAGE, RANK + ROPE), torch.nan, device=device)
+        self.layer = layer.to(DTYPES[cache_dtype or dtype])
+        self.free = list(self.random.permutation(PAGES))
+
+    def rows(self, *lengths, label="main"):
+        """Rows of (stored, appended) tokens, in pages of their own that are filled."""
+        rows = [Row(*both, request=i, label=label) for i, both in enumerate(lengths)]
+        for row in rows:
+            self.fill(row)
+        return rows
+
+    def fill(self, row):
+        """Gives the row the pages that it lacks, and its tokens values."""
+        length = row.stored + row.appended
+        while len(row.pages) * PAGE < length:
+            row.pages.append(int(self.free.pop()))
+        values = self.random.standard_normal((length, RANK + ROPE))
+        for i in range(length):
+            where = row.pages[i // PAGE], i % PAGE
+            self.layer[where] = torch.tensor(values[i]).to(self.layer)
+
+    def context(self, plan, lease=None, slot=0, is_preplan=False):
+        """`plan`: rows of the label "main", or the plan of every label."""
+        plan = plan if isinstance(plan, dict) else {"main": label_plan(plan)}
+        return SimpleNamespace(
+            slot_lease=lease, slot=slot, is_preplan=is_preplan, plan_results={"kv_cache": plan}
+        )
+
+    def plan(self, rows, plan=None, lease=None, slot=0, is_preplan=False, **step):
+        ctx = self.context(plan or rows, lease, slot, is_preplan)
+        return self.manager.plan(step_of(rows, **step), ctx)
+
+    def queries(self, num_tokens, dtype=None):
+        values = self.random.standard_normal((num_tokens, HEADS, RANK + ROPE))
+        return torch.tensor(values).to(self.device, dtype or self.dtype)
+
+    def check(self, rows, counts=None, keys=None, causal=True, padding=0, label=None):
+        """Runs `counts` queries a row over its first `keys` tokens; the padding stays empty."""
+        counts = [row.appended for row in rows] if counts is None else counts
+        keys = [row.stored + row.appended for row in rows] if keys is None else keys
+        q = self.queries(sum(counts) + padding)
+        out, lse = self.manager.run(
+            q[..., :RANK], label, self.layer, q_pe=q[..., RANK:], return_lse=True
+        )
+        self.check_answer(q, out, lse, rows, counts, keys, causal)
+
+    def check_answer(self, q, out, lse, rows, counts, keys, causal=True):
+        assert out.dtype == q.dtype
+        assert lse.dtype == torch.float32
+        expected = torch.zeros(*q.shape[:2], RANK, dtype=torch.float64)
+        expected_lse = torch.full(q.shape[:2], -torch.inf, dtype=torch.float64)
+        token, layer, q = 0, self.layer.cpu().double(), q.cpu().double()
+        for row, count, length in zip(rows, counts, keys, strict=True):
+            latents = layer[row.pages].flatten(0, 1)[:length]
+            for j in range(count):
+                seen = latents[: max(0, length - count + j + 1)] if causal else latents
+                if len(seen):
+                    scores = q[token] @ seen.T * SCALE
+                    expected[token] = scores.softmax(dim=-1) @ seen[:, :RANK]
+                    expected_lse[token] = scores.logsumexp(dim=-1)
+                token += 1
+        tolerance = self.tolerance
+        np.testing.assert_allclose(float64(out), expected, rtol=tolerance, atol=tolerance)
+        lse_tolerance = max(1e-4, 4 * tolerance if self.layer.dtype != self.dtype else 0)
+        np.testing.assert_allclose(
+            float64(lse), expected_lse, rtol=lse_tolerance, atol=lse_tolerance
+        )
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda:0", marks=pytest.mark.cuda)])
+def engine(request):
+    return Engine(request.param)
+
+
+def lease(slot, bucket="decode"):
+    return SimpleNamespace(slot=slot, bucket=bucket)
+
+
+def test_supports_every_shape_within_the_limits():
+    for rank, rope in [(512, 64), (512, 0), (576, 64), (16, 8), (7, 3)]:
+        assert flashinfer_mla_supports(rank, rope) is True
+    assert flashinfer_mla_supports(0, 64) is False
+    assert flashinfer_mla_supports(8192, 1) is False
+
+
+def test_signatures_are_those_of_the_page():
+    def names(function):
+        return list(inspect.signature(function).parameters)
+
+    assert names(FlashInferMLAManager) == [
+        "kv_cache",
+        "device",
+        "dtype",
+        "kv_config",
+        "backend",
+        "sm_scale",
+    ]
+    assert names(FlashInferMLAManager.run) == [
+        "self",
+        "q",
+        "label",
+        "kv_cache_layer",
+        "k",
+        "v",
+        "layer_idx",
+        "q_pe",
+        "return_lse",
+    ]
+    assert names(FlashInferMLAManager.select_last_hidden) == ["self", "hidden", "label"]
+    wrapper = inspect.signature(FlashInferMLAWrapper).parameters
+    assert list(wrapper)[:11] == [
+        "workspace_buffer",
+        "num_qo_heads",
+        "kv_lora_rank",
+        "qk_rope_head_dim",
+        "page_size",
+        "sm_scale",
+        "batch_size",
+        "max_num_pages",
+        "device",
+        "use_cuda_graph",
+        "backend",
+    ]
+    assert names(FlashInferMLAWrapper.plan)[1:8] == [*NAMES, "causal", "dtype", "kv_dtype"]
+    assert names(FlashInferMLAWrapper.run) == [
+        "self",
+        "q_nope",
+        "q_pe",
+        "kv_cache_layer",
+        "return_lse",
+    ]
+
+
+# A function-scoped fixture is the same for every case here: it only names the framework.
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    lengths=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 5)), max_size=5),
+    causal=st.booleans(),
+    spans=st.none() | st.lists(st.integers(0, 4), min_size=5, max_size=5),
+    dtype=st.sampled_from(list(DTYPES)),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_any_step_matches_float64(torch_framework, lengths, causal, spans, dtype, seed):
+    """Rows without queries, pages or both; `spans`: a context-only step with such query counts."""
+    engine = Engine(torch_framework.device, dtype, seed=seed)
+    rows = engine.rows(*lengths)
+    if spans is None:
+        engine.plan(rows, causal=causal)
+        engine.check(rows, causal=causal)
+    else:
+        spans = spans[: len(rows)]
+        engine.plan(rows, causal=causal, context_only=True, spans=spans)
+        stored = [row.stored for row in rows]
+        engine.check(rows, spans, stored, causal)
+        assert engine.manager.kv_len_buf().tolist() == stored
+
+
+def test_rows_without_pages_have_no_tokens_whatever_their_last_page(engine):
+    rows = engine.rows((6, 2), (0, 0), (8, 0))
+    engine.plan(rows)
+    assert label_plan(rows).cpu_indptrs[3].tolist() == [PAGE, PAGE, PAGE]
+    assert engine.manager.kv_len_buf().tolist() == [8, 0, 8]
+    assert engine.manager.qo_indptr_buf().tolist() == [0, 2, 2, 2]
+    engine.check(rows)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        tuple,
+        lambda tensors: dict(zip(NAMES, tensors, strict=True)),
+        lambda tensors: SimpleNamespace(**dict(zip(NAMES, tensors, strict=True))),
+    ],
+    ids=["tuple", "mapping", "object"],
+)
+def test_index_arrays_in_any_form(form):
+    engine = Engine()
+    rows = engine.rows((5, 1), (9, 2))
+    engine.plan(rows, {"main": label_plan(rows, form)})
+    engine.check(rows)
+
+
+def test_labels_have_plans_of_their_own(engine):
+    main, draft = engine.rows((5, 1), (9, 2)), engine.rows((3, 3), label="draft")
+    engine.plan([*main, *draft], {"main": label_plan(main), "draft": label_plan(draft)})
+    engine.check(main)
+    engine.check(main, label="main")
+    engine.check(draft, label="draft")
+    assert engine.manager.kv_len_buf("draft").tolist() == [6]
+    assert engine.manager.qo_indptr_buf("other") is None
+    with pytest.raises(ValueError, match=r"run: label: expected one of \['draft', 'main'\], got"):
+        engine.check(main, label="other")
+
+
+def test_context_only_pairs_segments_by_label_and_position(engine):
+    main, draft = engine.rows((5, 3), (9, 0)), engine.rows((8, 8), (0, 2), label="draft")
+    plan = {"main": label_plan(main), "draft": label_plan(draft)}
+    step = step_of([draft[0], main[0], draft[1], main[1]], context_only=True, spans=[1, 2, 3, 4])
+    step.causal = False
+    engine.manager.plan(step, engine.context(plan))
+    engine.check(main, [2, 4], [5, 9], causal=False)
+    engine.check(draft, [1, 3], [8, 0], causal=False, label="draft")
+    assert engine.manager.kv_len_buf("draft").tolist() == [8, 0]
+    assert engine.manager.qo_indptr_buf("draft").tolist() == [0, 1, 4]
+
+
+def test_context_only_of_labels_that_are_packed_as_one(engine):
+    text, image = engine.rows((5, 3), label="text"), engine.rows((9, 1), label="image")
+    rows = [*text, *image]
+    engine.plan(
+        [*image, *text], {"all": label_plan(rows)}, context_only=True, causal=False, spans=[1, 2]
+    )
+    engine.check(rows, [2, 1], [5, 9], causal=False, label="all")
+
+
+@pytest.mark.parametrize("spans", [[1], [1, 2, 3]])
+def test_context_only_refuses_other_counts_of_rows(spans):
+    engine = Engine()
+    rows = engine.rows((5, 3), (9, 0))
+    step = step_of([*rows, *rows], context_only=True, spans=spans)
+    message = rf"segments of label 'main': expected 2, as many as its rows, got {len(spans)}"
+    with pytest.raises(ValueError, match=message):
+        engine.manager.plan(step, engine.context(rows))
+    with pytest.raises(ValueError, match="segments of label 'draft': expected 0"):
+        engine.plan(
+            [*rows, Row(0, 0, label="draft")], {"main": label_plan(rows)}, context_only=True
+        )
+
+
+def test_context_only_refuses_rows_that_append_more_than_they_have():
+    engine = Engine()
+    rows = engine.rows((5, 3))
+    plan = {"main": label_plan(rows)}
+    plan["main"].views[0].to_compute = 9
+    message = r"views\[0\].to_compute of 'main': expected at most 8, its length, got 9"
+    with pytest.raises(ValueError, match=message):
+        engine.plan(rows, plan, context_only=True)
+
+
+def test_ordinary_steps_take_their_queries_from_the_kv_plan():
+    engine = Engine()
+    rows = engine.rows((5, 3), (9, 1))
+    engine.plan(rows, spans=[7])
+    engine.check(rows)
+
+
+def test_a_preplan_waits_and_is_promoted(engine):
+    now, later = engine.rows((5, 1), (9, 2)), engine.rows((7, 1))
+    engine.plan(now, lease=lease(0))
+    early = engine.plan(later, lease=lease(1), is_preplan=True)
+    engine.check(now)
+    promoted = engine.plan(later, lease=lease(1))
+    assert promoted is early
+    engine.check(later)
+    again = engine.plan(later, lease=lease(1))
+    assert again is not early
+
+
+def test_a_promoted_preplan_is_no_work(engine, monkeypatch):
+    now, later = engine.rows((5, 1)), engine.rows((7, 1))
+    engine.plan(now, lease=lease(0))
+    engine.plan(later, lease=lease(1), is_preplan=True)
+    monkeypatch.setattr(FlashInferMLAWrapper, "plan", None)
+    engine.plan(later, lease=lease(1))
+    engine.check(later)
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["lease", "bucket", "no lease", "causal", "queries", "pages", "length", "context_only"],
+)
+def test_a_stale_preplan_is_dropped(engine, change):
+    now, later = engine.rows((5, 1), (9, 2)), engine.rows((7, 3))
+    engine.plan(now, lease=lease(0))
+    early = engine.plan(later, lease=lease(1), is_preplan=True)
+    options = {"lease": lease(1)}
+    counts, keys, causal = [3], [10], True
+    if change == "lease":
+        options["lease"] = lease(2)
+    elif change == "bucket":
+        options["lease"] = lease(1, "verify")
+    elif change == "no lease":
+        options["lease"] = None
+    elif change == "causal":
+        options["causal"] = causal = False
+    elif change == "queries":
+        later[0].stored, later[0].appended = 8, 2
+        counts = [2]
+    elif change == "pages":
+        engine.layer[later[0].pages] = torch.nan
+        later[0].pages = []
+        engine.fill(later[0])
+    elif change == "length":
+        later[0].stored, keys = 6, [9]
+    elif change == "context_only":
+        options["context_only"], keys = True, [7]
+    assert engine.plan(later, **options) is not early
+    engine.check(later, counts, keys, causal)
+    assert engine.plan(later, **options) is not early
+
+
+def test_a_second_preplan_is_an_error_until_it_is_cleared():
+    engine = Engine()
+    now, later = engine.rows((5, 1)), engine.rows((7, 1))
+    engine.plan(now, lease=lease(0))
+    early = engine.plan(later, lease=lease(1), is_preplan=True)
+    with pytest.raises(RuntimeError, match=r"plan: is_preplan: expected .*, got one"):
+        engine.plan(later, lease=lease(2), is_preplan=True)
+    engine.manager.clear_preplan()
+    again = engine.plan(later, lease=lease(1), is_preplan=True)
+    assert again is not early
+    engine.manager.clear_preplan()
+    assert engine.plan(later, lease=lease(1)) is not again
+
+
+def test_a_preplan_may_not_disturb_the_plan_in_use():
+    engine = Engine()
+    now, later = engine.rows((5, 1)), engine.rows((7, 1))
+    engine.plan(now, lease=lease(0))
+    with pytest.raises(ValueError, match=r"ctx.slot_lease: expected another slot or bucket"):
+        engine.plan(later, lease=lease(0), is_preplan=True)
+    with pytest.raises(ValueError, match=r"ctx.slot_lease: expected a lease.*, got None"):
+        engine.plan(later, slot=1, is_preplan=True)
+    engine.check(now)
+    assert engine.manager.supports_preplan
+    assert not engine.manager.force_double_buffer
+
+
+def test_what_plan_returns_stands_in_plan_results(engine):
+    rows = engine.rows((5, 1))
+    ctx = engine.context(rows)
+    ctx.plan_results["attention"] = engine.manager.plan(step_of(rows), ctx)
+    engine.check(rows)
+
+
+def test_a_lease_keeps_its_rows_and_addresses(engine):
+    rows = engine.rows((5, 1), (9, 2), (0, 0))
+    addresses = set()
+    for _ in range(3):
+        engine.plan(rows, lease=lease(0))
+        lengths, offsets = engine.manager.kv_len_buf(), engine.manager.qo_indptr_buf()
+        addresses.add((lengths.data_ptr(), offsets.data_ptr()))
+        engine.check(rows, padding=5)
+        assert lengths.tolist() == [row.stored + row.appended for row in rows]
+        for row in rows[:2]:
+            row.stored += row.appended
+            engine.fill(row)
+    assert len(addresses) == 1
+    engine.plan(rows[:1], lease=lease(0))
+    assert lengths.tolist() == [rows[0].stored + rows[0].appended, 0, 0]
+    engine.check(rows[:1], padding=7)
+    with pytest.raises(ValueError, match=r"PagedAttention::plan: .*expected .*, got"):
+        engine.plan([*rows, Row(0, 0)], lease=lease(0))
+
+
+def test_leases_of_other_slots_and_buckets_have_other_buffers(engine):
+    rows = engine.rows((5, 1))
+    buffers = []
+    for where in (lease(0), lease(1), lease(0, "verify"), lease(0)):
+        engine.plan(rows, lease=where)
+        buffers.append(engine.manager.kv_len_buf())
+    assert len({buffer.data_ptr() for buffer in buffers}) == 3
+    assert buffers[0] is buffers[3]
+
+
+def test_a_lease_without_a_bucket_is_eager(engine):
+    for lengths in ([(5, 1)], [(9, 2), (3, 1), (0, 0)], [(2, 40)]):
+        rows = engine.rows(*lengths)
+        engine.plan(rows, lease=lease(0, None))
+        engine.check(rows, padding=3)
+
+
+def test_slots_of_eager_steps_are_apart(engine):
+    first, second = engine.rows((5, 1)), engine.rows((9, 2))
+    engine.plan(first, slot=0)
+    lengths = engine.manager.kv_len_buf()
+    engine.plan(second, slot=1)
+    assert lengths.tolist() == [6]
+    engine.check(second)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "cache_dtype"), [("fp32", "bf16"), ("bf16", "fp32"), ("fp16", "bf16")]
+)
+@pytest.mark.parametrize("where", [None, lease(0)], ids=["eager", "lease"])
+def test_dtypes_that_differ_are_cast(torch_framework, dtype, cache_dtype, where):
+    engine = Engine(torch_framework.device, dtype, cache_dtype)
+    rows = engine.rows((5, 1), (9, 2))
+    for _ in range(2):
+        engine.plan(rows, lease=where)
+        engine.check(rows)
+
+
+def test_queries_of_another_dtype_than_the_managers_are_cast(engine):
+    rows = engine.rows((5, 1), (9, 2))
+    engine.plan(rows)
+    q = engine.queries(3)
+    out, lse = engine.manager.run(
+        q[..., :RANK].double(),
+        kv_cache_layer=engine.layer,
+        q_pe=q[..., RANK:].double(),
+        return_lse=True,
+    )
+    engine.check_answer(q.double(), out, lse, rows, [1, 2], [6, 11])
+
+
+def test_layers_of_any_stride_and_more_pages(engine):
+    rows = engine.rows((5, 1), (9, 2))
+    pool = torch.full((PAGES + 1, 3, PAGE, 30), torch.nan, device=engine.device)
+    pool[:PAGES, 1, :, 2 : 2 + RANK + ROPE] = engine.layer
+    engine.layer = pool[:, 1, :, 2 : 2 + RANK + ROPE]
+    for where in (None, lease(0)):
+        engine.plan(rows, lease=where)
+        engine.check(rows)
+
+
+@pytest.mark.parametrize("where", [None, lease(0)], ids=["eager", "lease"])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_compiled_whole(engine, where, backend):
+    torch._dynamo.reset()
+    rows = engine.rows((5, 1), (9, 2))
+    q = engine.queries(3)
+
+    def layer(q):
+        out, lse = engine.manager.run(
+            q[..., :RANK] * 2, kv_cache_layer=engine.layer, q_pe=q[..., RANK:], return_lse=True
+        )
+        return out + 1, lse
+
+    compiled = torch.compile(layer, fullgraph=True, backend=backend)
+    for _ in range(3):
+        engine.plan(rows, lease=where)
+        assert all(map(torch.equal, compiled(q), layer(q)))
+        rows[0].stored += 1
+        engine.fill(rows[0])
+
+
+def test_last_hidden_of_each_row(engine):
+    rows = engine.rows((5, 1), (8, 0), (0, 3))
+    for where, padding in ((None, 0), (lease(0), 2)):
+        engine.plan(rows, lease=where)
+        hidden = torch.randn(4 + padding, 5, dtype=torch.float64).to(engine.device, torch.bfloat16)
+        hidden[1] = torch.nan  # no row's last
+        last = engine.manager.select_last_hidden(hidden)
+        assert torch.equal(last[0], hidden[0])
+        assert not last[1].any()
+        assert torch.equal(last[2], hidden[3])
+    with pytest.raises(ValueError, match=r"hidden.shape\[0\]: expected 4, the plan's .*, got 3"):
+        engine.manager.select_last_hidden(hidden[:3])
+    engine.plan(engine.rows((5, 0)))
+    assert engine.manager.select_last_hidden(hidden[:0]).tolist() == [[0] * 5]
+
+
+def test_the_manager_says_what_it_is(engine):
+    assert engine.manager.depends_on() == {"kv_cache"}
+    assert engine.manager.uses_kernel
+    assert not Engine(backend="reference").manager.uses_kernel
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "message"),
+    [
+        ({"layout": KVLayout.NHD}, {}, r"kv_config.layout: expected MLA, got NHD"),
+        ({"num_qo_heads": None}, {}, r"kv_config.num_qo_heads: expected 1 or more, got None"),
+        ({}, {"sm_scale": None}, r"sm_scale: expected above 0.*, got None"),
+        ({}, {"sm_scale": float("nan")}, r"sm_scale: expected above 0.*, got nan"),
+        ({"kv_lora_rank": 0}, {}, r"kv_lora_rank: expected 1 to 8192, got 0"),
+        ({}, {"backend": "none"}, r'cpu has no kernel "none"'),
+    ],
+)
+def test_the_manager_refuses(config, options, message):
+    with pytest.raises(ValueError, match=message):
+        FlashInferMLAManager(
+            "kv_cache", "cpu", torch.float32, kv_config(**config), **{"sm_scale": 1.0, **options}
+        )
+
+
+def test_calls_out_of_order_and_wrong_arguments():
+    engine = Engine()
+    q = engine.queries(1)
+    with pytest.raises(RuntimeError, match=r"run: plan: expected a plan before it, got none"):
+        engine.manager.run(q[..., :RANK], kv_cache_layer=engine.layer, q_pe=q[..., RANK:])
+    with pytest.raises(RuntimeError, match=r"kv_len_buf: plan: expected a plan before it"):
+        engine.manager.kv_len_buf()
+    assert engine.manager.qo_indptr_buf() is None
+    rows = engine.rows((5, 1))
+    ctx = engine.context(rows)
+    ctx.plan_results = {"other": None}
+    with pytest.raises(ValueError, match=r"ctx.plan_results: expected a plan of 'kv_cache', got"):
+        engine.manager.plan(step_of(rows), ctx)
+    engine.plan(rows)
+    with pytest.raises(ValueError, match=r"kv_cache_layer: expected a layer of the cache"):
+        engine.manager.run(q[..., :RANK], q_pe=q[..., RANK:])
+    with pytest.raises(ValueError, match=r"k, v: expected None"):
+        engine.manager.run(q[..., :RANK], None, engine.layer, k=q, q_pe=q[..., RANK:])
+    with pytest.raises(ValueError, match=r"q_pe: expected the rotated part"):
+        engine.manager.run(q[..., :RANK], None, engine.layer)
+    rows[0].pages[0] = PAGES
+    with pytest.raises(ValueError, match=rf"kv_indices\[0\]: expected .*, got {PAGES}"):
+        engine.plan(rows)
+
+
+class Wrapper:
+    """A FlashInferMLAWrapper over an engine's layer."""
+
+    def __init__(self, engine, **options):
+        self.engine = engine
+        self.wrapper = FlashInferMLAWrapper(
+            torch.empty(1024, dtype=torch.uint8, device=engine.device),
+            num_qo_heads=HEADS,
+            kv_lora_rank=RANK,
+            qk_rope_head_dim=ROPE,
+            page_size=PAGE,
+            sm_scale=SCALE,
+            device=torch.device(engine.device),
+            **options,
+        )
+
+    def plan(self, rows, **options):
+        arrays = label_plan(rows).cpu_indptrs
+        self.wrapper.plan(*arrays, **{"dtype": self.engine.dtype, **options})
+
+    def check(self, rows, causal=True):
+        q = self.engine.queries(sum(row.appended for row in rows))
+        layer = self.engine.layer
+        out, lse = self.wrapper.run(q[..., :RANK], q[..., RANK:], layer, return_lse=True)
+        only = self.wrapper.run(q[..., :RANK], q[..., RANK:], layer)
+        assert torch.equal(only, out)
+        counts = [row.appended for row in rows]
+        keys = [row.stored + row.appended for row in rows]
+        self.engine.check_answer(q, out, lse, rows, counts, keys, causal)
+
+
+def test_the_wrapper_by_itself(engine):
+    wrapper = Wrapper(engine)
+    for lengths, causal in ([(5, 1), (9, 2)], True), ([(5, 4), (0, 0), (3, 60)], False):
+        rows = engine.rows(*lengths)
+        wrapper.plan(rows, causal=causal)
+        wrapper.check(rows, causal)
+
+
+def test_the_wrapper_takes_arrays_of_the_device_and_dtypes_by_name(engine):
+    wrapper, rows = Wrapper(engine, max_num_pages=PAGES), engine.rows((5, 1), (9, 2))
+    arrays = [array.to(engine.device) for array in label_plan(rows).cpu_indptrs]
+    named = dict(zip(NAMES, arrays, strict=True))
+    wrapper.wrapper.plan(**named, dtype=torch.bfloat16, kv_dtype=torch.float32)
+    wrapper.check(rows)
+
+
+def test_the_wrapper_in_graph_mode_has_rows_for_life(engine):
+    wrapper = Wrapper(engine, batch_size=2, max_num_pages=PAGES, use_cuda_graph=True)
+    rows = engine.rows((5, 1), (9, 2), (3, 3))
+    for some in (rows[:2], rows[:1], rows[1:]):
+        wrapper.plan(some)
+        wrapper.check(some)
+        assert wrapper.wrapper.kv_len_buf.shape == (2,)
+    with pytest.raises(ValueError, match=r"PagedAttention::plan: .*expected .*, got"):
+        wrapper.plan(rows)
+    wrapper.check(rows[1:])
+
+
+def test_the_wrapper_refuses(engine):
+    with pytest.raises(ValueError, match=r"batch_size, max_num_pages: expected both"):
+        Wrapper(engine, use_cuda_graph=True)
+    wrapper, rows = Wrapper(engine), engine.rows((5, 1), (9, 2))
+    wrapper.plan(rows, window_left=None, non_blocking=False)
+    with pytest.raises(NotImplementedError, match=r"FlashInferMLAWrapper.plan: window_left is not"):
+        wrapper.plan(rows, window_left=3)
+    with pytest.raises(NotImplementedError, match="FP8"):
+        Wrapper(engine).plan(rows, kv_dtype=torch.float8_e4m3fn)
+    arrays = list(label_plan(rows).cpu_indptrs)
+    arrays[0] = arrays[0].long()
+    with pytest.raises(ValueError, match=r"qo_indptr: expected one dimension, int32, got \[3\] in"):
+        wrapper.wrapper.plan(*arrays)
+    arrays = list(label_plan(rows).cpu_indptrs)
+    arrays[3][1] = PAGE + 1
+    with pytest.raises(ValueError, match=r"kv_last_page_len\[1\]: expected .*, got 5"):
+        wrapper.wrapper.plan(*arrays)
+    wrapper.check(rows)
+
+
+@pytest.mark.cuda
+def test_a_captured_run_follows_plans_and_preplans():
+    """Two slots in turn, each planned while the other is replayed."""
+    engine = Engine("cuda:0", "bf16")
+    rows = engine.rows((5, 1), (9, 1), (0, 0))
+    q = engine.queries(4)
+    graphs = {}
+
+    def body():
+        out, lse = engine.manager.run(
+            q[..., :RANK], kv_cache_layer=engine.layer, q_pe=q[..., RANK:], return_lse=True
+        )
+        lengths = engine.manager.kv_len_buf() * 1
+        return out, lse, lengths, engine.manager.select_last_hidden(out)
+
+    def expect(answer):
+        out, lse, lengths, last = answer
+        keys = [row.stored + row.appended for row in rows]
+        engine.check_answer(q[:2], out[:2], lse[:2], rows, [1, 1, 0], keys)
+        assert not out[2:].any()
+        assert torch.isneginf(lse[2:]).all()
+        assert lengths.tolist() == keys
+        assert torch.equal(last[:2], out[:2])
+        assert not last[2].any()
+
+    for slot in range(2):
+        engine.plan(rows, lease=lease(slot))
+        body()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            answer = body()
+        graphs[slot] = graph, answer
+    engine.plan(rows, lease=lease(0))
+    for step in range(6):
+        graph, answer = graphs[step % 2]
+        q.copy_(engine.queries(4))
+        graph.replay()
+        expect(answer)
+        for row in rows[:2]:
+            row.stored += 3
+            engine.fill(row)
+        early = engine.plan(rows, lease=lease((step + 1) % 2), is_preplan=True)
+        assert engine.plan(rows, lease=lease((step + 1) % 2)) is early
+
+
+@pytest.mark.cuda
+def test_a_preplan_on_another_stream_is_ordered_before_the_step():
+    engine = Engine("cuda:0")
+    now, later = engine.rows((5, 1)), engine.rows((7, 1), (9, 2))
+    engine.plan(now, lease=lease(0))
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)
+        engine.plan(later, lease=lease(1), is_preplan=True)
+    engine.check(now)
+    engine.plan(later, lease=lease(1))
+    lengths = engine.manager.kv_len_buf().clone()
+    assert lengths.tolist() == [8, 11]
+    engine.check(later)
+
+
+@pytest.mark.cuda
+def test_a_capture_without_a_run_before_it_is_refused():
+    engine = Engine("cuda:0")
+    rows = engine.rows((5, 1))
+    for where in (lease(0), None):
+        engine.plan(rows, lease=where)
+        q = engine.queries(3)
+        with (
+            pytest.raises(RuntimeError, match=r"run: capture: expected use_cuda_graph, and a run"),
+            torch.cuda.graph(torch.cuda.CUDAGraph()),
+        ):
+            engine.manager.run(q[..., :RANK], kv_cache_layer=engine.layer, q_pe=q[..., RANK:])
+        engine.check(rows, padding=2)
+
+
+@pytest.mark.cuda
+def test_a_captured_wrapper_is_not_made_anew():
+    engine = Engine("cuda:0")
+    wrapper = Wrapper(engine, batch_size=2, max_num_pages=PAGES, use_cuda_graph=True)
+    rows = engine.rows((5, 1), (9, 1))
+    wrapper.plan(rows)
+    wrapper.check(rows)
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        q = torch.zeros(2, HEADS, RANK + ROPE, device="cuda")
+        wrapper.wrapper.run(q[..., :RANK], q[..., RANK:], engine.layer)
+    more = engine.rows((5, 2), (9, 1))
+    with pytest.raises(ValueError, match=r"PagedAttention::plan: .*expected .*, got"):
+        wrapper.plan(more)
+    wrapper.check(rows)
+
+
+def test_names_of_the_module():
+    assert set(mstar.__all__) == {
+        "FlashInferMLAManager",
+        "FlashInferMLAWrapper",
+        "flashinfer_mla_supports",
+    }
