@@ -68,7 +68,8 @@ struct KvOptions {
 /// pre-plan, clear_preplan.
 class MLA_API KvResource final : public Resource {
  public:
-  /// `pool` is lent and must outlive the resource, which alone decides over its pages.
+  /// `pool` is lent and must outlive the resource, which alone decides over its pages. Throws
+  /// InvalidState where another living resource does.
   explicit KvResource(LatentPool& pool, const KvOptions& options = {});
   ~KvResource() override;
   KvResource(KvResource&&) noexcept;

@@ -16,6 +16,9 @@ namespace device {
 class Operations;
 struct LayerRows;
 }  // namespace device
+namespace engine {
+class PoolClaim;
+}
 
 struct PoolConfig {
   int32_t num_layers = 1;
@@ -40,8 +43,9 @@ struct PageCopy {
 /// page * page_size + offset in the page, 64 bits wide. Pages 0 .. num_pages - 1 are for requests;
 /// page num_pages is the sink, where an engine may write padded rows and which is never read.
 ///
-/// The pool knows no owners: KvResource hands out its pages. Calls that write the same slots must
-/// not overlap. It must not be moved or destroyed while work on it is queued.
+/// The pool knows no owners: a KvResource, one at a time, hands out its pages. Calls that write the
+/// same slots must not overlap. It must not be moved or destroyed while work on it is queued or a
+/// resource has it.
 class MLA_API LatentPool {
  public:
   /// Throws InvalidArgument (a value out of range, lent memory too small or not aligned: the
@@ -89,6 +93,8 @@ class MLA_API LatentPool {
   void copy_pages(std::span<const PageCopy> copies, Stream stream = {});
 
  private:
+  friend class engine::PoolClaim;
+
   int64_t latent_width() const { return int64_t{config_.kv_lora_rank} + config_.qk_rope_head_dim; }
   void check_layer(const char* where, int32_t layer) const;
   void check_append(const char* where, int32_t layer, size_t num_rows, const ConstTensor<2>& ckv,
@@ -99,7 +105,8 @@ class MLA_API LatentPool {
 
   PoolConfig config_;
   std::byte* data_ = nullptr;
-  size_t owned_bytes_ = 0;  // 0: lent
+  size_t owned_bytes_ = 0;   // 0: lent
+  bool is_claimed_ = false;  // of this object, not of the memory: a move leaves it where it is
 };
 
 }  // namespace mla

@@ -76,7 +76,7 @@ class PageCounts:
 class KvResource:
     """Who holds which pages of a pool, and what a step appends where.
 
-    pool  which this object alone decides over
+    pool  which this object alone decides over: another one, while it lives, is refused
     key   its name in steps
 
     Its admit and plan are those of the StepRunner; between plan and commit `write` stores the new

@@ -64,15 +64,8 @@ mla_status mla_kv_resource_create(mla_pool* pool, const mla_kv_options* options,
     mla_pool& of = handle_from_c(pool, "pool", kWhere);
     not_null(kv, "kv", kWhere);
     const mla::KvOptions wanted = options_from_c(options, kWhere);
-    if (!of.kv_resource.expired()) {
-      mla::throw_state({.what = "pool",
-                        .where = kWhere,
-                        .expected = "a pool that no living KV resource decides over",
-                        .got = "one with a KV resource"});
-    }
-    auto made = std::make_unique<mla_kv_resource>(std::make_shared<SharedKv>(of.shared, wanted));
-    of.kv_resource = made->shared;
-    *kv = made.release();
+    *kv =
+        std::make_unique<mla_kv_resource>(std::make_shared<SharedKv>(of.shared, wanted)).release();
   });
 }
 

@@ -12,5 +12,4 @@ struct mla_pool  // NOLINT(readability-identifier-naming): declared by mla_cache
       : shared(std::make_shared<mla::LatentPool>(config)) {}
 
   std::shared_ptr<mla::LatentPool> shared;
-  std::weak_ptr<const void> kv_resource;  // the one that decides over its pages, while it lives
 };

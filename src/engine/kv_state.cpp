@@ -32,6 +32,7 @@ bool built_with_assertions() {
 
 KvState::KvState(LatentPool& lent_pool, const KvOptions& options)
     : pool(lent_pool),
+      claim(lent_pool, "KvResource"),
       page_size(lent_pool.config().page_size),
       checks_itself(options.check_every_call.value_or(built_with_assertions())),
       pages(static_cast<int32_t>(lent_pool.config().num_pages)),

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cache/page_cache.hpp"
+#include "engine/pool_claim.hpp"
 #include "engine/slot_buffers.hpp"
 #include "engine/step_layout.hpp"
 #include "engine/stream_table.hpp"
@@ -80,6 +81,7 @@ struct KvState {
   }
 
   LatentPool& pool;
+  PoolClaim claim;
   int32_t page_size;
   bool checks_itself;
   Phase phase = Phase::kIdle;

@@ -6,6 +6,7 @@
 #include <numeric>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/kv_rows.hpp"
@@ -116,6 +117,24 @@ TEST(KvResourceUnit, LabelsArePackedOneAfterTheOther) {
   cache.kv.commit();
   EXPECT_EQ(cache.stored({2, "draft"}), count_from(101, 4));
   EXPECT_EQ(cache.stored({1, "main"}), count_from(200, 2));
+}
+
+TEST(KvResourceUnit, APoolHasOneResourceAtATime) {
+  LatentPool pool(small_pool(8, 4));
+  LatentPool other(small_pool(8, 4));
+  KvResource on_other(other);
+  {
+    KvResource first(pool);
+    expect_refusal<InvalidState>("pool", [&] { KvResource second(pool); });
+    KvResource moved = std::move(first);
+    expect_refusal<InvalidState>("pool", [&] { KvResource second(pool); });
+    moved.open({.request = 1}, 4);
+  }
+  KvResource after(pool);
+  EXPECT_EQ(after.free_pages(), 8);
+  on_other = std::move(after);
+  KvResource again(other);
+  expect_refusal<InvalidState>("pool", [&] { KvResource second(pool); });
 }
 
 TEST(KvResourceUnit, AnEmptyStepIsAStep) {
