@@ -136,6 +136,8 @@ class MLA_API AttentionResource final : public Resource {
   void size_graph_buffers(const GraphShape& largest) override;
 
   /// Sets the label and the layer that run takes by default. Every plan resets them to "main", 0.
+  /// Throws InvalidState (nothing planned), InvalidArgument (a label that the current plan has in
+  /// no pass, a layer that the pool has not): the cursor then stays.
   void set_cursor(std::string_view label, int32_t layer);
   /// Attends with the current plan of a label and pass; see PagedAttention::run.
   /// Throws InvalidState (nothing planned, a plan older than the last declared step),

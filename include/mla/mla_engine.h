@@ -66,7 +66,9 @@ MLA_API mla_status mla_attention_resource_create(const mla_kv_resource* kv,
                                                  mla_attention_resource** attention) MLA_NOEXCEPT;
 MLA_API void mla_attention_resource_destroy(mla_attention_resource* attention) MLA_NOEXCEPT;
 
-/* The label and the layer that runs take by default, until the next plan. */
+/* The label and the layer that runs take by default, until the next plan. MLA_INVALID_STATE where
+ * nothing is planned; MLA_INVALID_ARGUMENT where the plan has not that label, or the pool that
+ * layer. */
 MLA_API mla_status mla_attention_resource_set_cursor(mla_attention_resource* attention,
                                                      const char* label, int32_t layer) MLA_NOEXCEPT;
 

@@ -251,7 +251,7 @@ class AttentionResource:
         return core.resource_scratch_bytes(*options)
 
     def set_cursor(self, label: str, layer: int) -> None:
-        """Sets what run takes by default; every plan resets it to "main" and 0."""
+        """Sets what run takes by default, of the current plan; the next resets it to "main", 0."""
         core.resource_set_cursor(self._box, label, layer)
 
     def run(

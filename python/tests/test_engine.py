@@ -213,10 +213,10 @@ def test_last_hidden_and_the_cursor(framework):
     assert np.array_equal(float64(out), float64(hidden)[[1, 4]])
     offsets = framework.view(engine.attention.qo_indptr_buf())
     assert float64(offsets).tolist() == [0, 2, 5]
-    engine.attention.set_cursor("main", 5)
-    q = framework.empty((5, HEADS, RANK + ROPE), "fp32")
     with pytest.raises(ValueError, match=r"layer: expected 0 to 1, got 5"):
-        engine.attention.run(q_nope=q[..., :RANK], q_pe=q[..., RANK:])
+        engine.attention.set_cursor("main", 5)
+    with pytest.raises(ValueError, match=r'label: expected .*, got "guidance"'):
+        engine.attention.set_cursor("guidance", 0)
 
 
 def test_a_plan_for_an_attention_of_the_engines_own(framework):

@@ -296,10 +296,13 @@ struct AttentionResource::Impl {
            same_passes(early_passes, wanted.passes);
   }
 
+  void require_plan(const char* where) const {
+    if (current.set != nullptr) return;
+    throw_state({.what = "plan", .where = where, .expected = "a plan before it", .got = "none"});
+  }
+
   const AttentionPlan::Entry& entry(const char* where, std::string_view label, int32_t pass) const {
-    if (current.set == nullptr) {
-      throw_state({.what = "plan", .where = where, .expected = "a plan before it", .got = "none"});
-    }
+    require_plan(where);
     for (const AttentionPlan::Entry& entry : current.plan.entries) {
       if (entry.pass == pass && entry.label == label) return entry;
     }
@@ -367,7 +370,8 @@ const AttentionPlan& AttentionResource::plan(const Step& step, const PlanContext
   }
   impl.early.set = nullptr;
   impl.newer_declared = false;
-  set_cursor("main", 0);
+  impl.cursor_label = "main";
+  impl.cursor_layer = 0;
   return impl.current.plan;
 }
 
@@ -396,6 +400,22 @@ void AttentionResource::size_graph_buffers(const GraphShape& largest) {
 }
 
 void AttentionResource::set_cursor(std::string_view label, int32_t layer) {
+  constexpr const char* kWhere = "AttentionResource::set_cursor";
+  impl_->require_plan(kWhere);
+  if (std::ranges::find(impl_->current.plan.entries, label, &AttentionPlan::Entry::label) ==
+      impl_->current.plan.entries.end()) {
+    throw_invalid({.what = "label",
+                   .where = kWhere,
+                   .expected = "one that the current plan has",
+                   .got = engine::quoted(label)});
+  }
+  const int32_t num_layers = impl_->pool.config().num_layers;
+  if (layer < 0 || layer >= num_layers) {
+    throw_invalid({.what = "layer",
+                   .where = kWhere,
+                   .expected = "0 to " + std::to_string(num_layers - 1),
+                   .got = std::to_string(layer)});
+  }
   impl_->cursor_label = label;
   impl_->cursor_layer = layer;
 }

@@ -313,8 +313,11 @@ static void a_bucket_pads_the_step(stream* one) {
   row.num_queries = 1;
   row.causal = 1;
   check_attends(NULL, 0, &row, 1, 8);
-  OK(mla_attention_resource_set_cursor(attention, "main", LAYERS));
-  REFUSED(mla_attention_resource_run(attention, &args, NULL), "layer: expected 0 to 1, got 2");
+  REFUSED(mla_attention_resource_set_cursor(attention, "main", LAYERS),
+          "layer: expected 0 to 1, got 2");
+  REFUSED(mla_attention_resource_set_cursor(attention, "guidance", 0), "\"guidance\"");
+  OK(mla_attention_resource_set_cursor(attention, "main", LAYERS - 1));
+  REFUSED(mla_attention_resource_run(attention, &args, NULL), "q_nope"); /* no tensors are given */
   OK(mla_step_runner_commit(runner));
 }
 

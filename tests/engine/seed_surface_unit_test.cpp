@@ -300,18 +300,21 @@ TEST_F(SeedSurfaceUnit, RunTakesLabelAndLayerFromTheCursorThatPlanResets) {
                    .out = out.view(std::array<int64_t, 3>{1, 2, 8})});
     return out.read();
   };
+  EXPECT_THROW(MiniEngine().attention.set_cursor("main", 0), InvalidState) << "no plan yet";
   plan(step);
   EXPECT_EQ(run(), engine.attend("main", 0, 0).out);
   attention.set_cursor("draft", 1);
   EXPECT_EQ(run(), engine.attend("draft", 0, 1).out);
   EXPECT_NE(run(), engine.attend("draft", 0, 0).out);
+  EXPECT_THAT(refusal([&] { attention.set_cursor("guidance", 0); }), HasSubstr("\"guidance\""));
+  for (const int32_t layer : {-1, 2}) {
+    EXPECT_THAT(refusal([&] { attention.set_cursor("main", layer); }),
+                HasSubstr("layer: expected 0 to 1, got " + std::to_string(layer)));
+  }
+  EXPECT_EQ(run(), engine.attend("draft", 0, 1).out) << "a refused cursor changes nothing";
   engine.commit();
   plan(step);
   EXPECT_EQ(run(), engine.attend("main", 0, 0).out);
-  attention.set_cursor("main", 2);
-  EXPECT_THROW(run(), InvalidArgument) << "two layers";
-  attention.set_cursor("guidance", 0);
-  EXPECT_THAT(refusal([&] { run(); }), HasSubstr("\"guidance\""));
 }
 
 TEST_F(SeedSurfaceUnit, BuffersAreTheCurrentPlansAndKeepTheirAddressUnderALease) {
