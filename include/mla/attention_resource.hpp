@@ -132,6 +132,7 @@ class MLA_API AttentionResource final : public Resource {
   const AttentionPlan& plan(const Step& step, const PlanContext& context) override;
   void clear_preplan() override;
   void order_replay(Stream stream) override;
+  void check_lease(const SlotLease& lease) const override;
   /// Buckets may then have at most this shape. Without the call: options.limits.
   void size_graph_buffers(const GraphShape& largest) override;
 

@@ -122,6 +122,9 @@ class MLA_API KvResource final : public Resource {
   AdmitResult pre_admit(const Step& step) override;
   void clear_preplan() override;
   void order_replay(Stream stream) override;
+  void check_lease(const SlotLease& lease) const override;
+  /// Buckets may then have at most this shape. Without the call: 2^20 rows, 2^31 - 1 tokens.
+  void size_graph_buffers(const GraphShape& largest) override;
 
   /// Scatters the label's new rows to their slots, see LatentPool::append: [T, ...], or as many as
   /// there are slots under a bucket; those past T are skipped. Under a bucket, on a device with

@@ -52,6 +52,10 @@ class MLA_API Resource {
   /// memory that the run of the plan before it may still read.
   virtual bool force_double_buffer() const noexcept { return false; }
 
+  /// Throws InvalidArgument where the resource could plan no step into this slot and bucket. A
+  /// runner asks every resource before the first one plans, so that nothing is sized for a lease
+  /// that another refuses.
+  virtual void check_lease(const SlotLease& /*lease*/) const {}
   /// Reserves what the step needs, or says what is short and changes nothing.
   virtual AdmitResult admit(const Step& step);
   /// Ends an admitted or planned step without it.

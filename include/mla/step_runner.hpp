@@ -43,8 +43,9 @@ class MLA_API StepRunner {
   /// then nothing is admitted), InvalidState.
   AdmitResult admit(const Step& step);
   /// Plans the admitted step, the same that admit got, in every resource, and publishes each plan
-  /// to those after it. Results are valid until the next plan. Where a resource throws, the step
-  /// is abandoned, an early one with it.
+  /// to those after it. Every resource checks the lease before the first one plans. Results are
+  /// valid until the next plan. Where a resource throws, the step is abandoned, an early one with
+  /// it.
   const PlanResults& plan(const Step& step, const SlotLease& lease = {}, Stream stream = {});
   /// Ends the planned step; it is in every resource.
   void commit();

@@ -6,6 +6,7 @@
 
 #include "core/checks.hpp"
 #include "engine/attention_rows.hpp"
+#include "engine/lease.hpp"
 #include "engine/select_rows.hpp"
 #include "engine/text.hpp"
 #include "mla/error.hpp"
@@ -61,6 +62,12 @@ AttentionConfig common_config(const LatentPool& pool, const AttentionOptions& op
           .kernel = options.kernel,
           .executor = options.executor,
           .scratch = options.scratch};
+}
+
+GraphShape shape_of(const Limits& limits) {
+  return {.num_rows = limits.max_rows,
+          .num_tokens = limits.max_tokens,
+          .num_listed_pages = limits.max_listed_pages};
 }
 
 // The exact scratch of the largest plan, eager or captured. Refuses what a plan object would
@@ -142,33 +149,14 @@ struct AttentionResource::Impl {
       check_lent_memory(options.scratch, bytes, "options.scratch", kCreate);
     }
     kernel = supports(config.geometry, config.device, std::nullopt, config.kernel).kernel;
-    largest = {.num_rows = config.limits.max_rows,
-               .num_tokens = config.limits.max_tokens,
-               .num_listed_pages = config.limits.max_listed_pages};
-  }
-
-  void check_lease(const SlotLease& lease) const {
-    const auto refuse = [](const char* what, std::string expected, int64_t got) {
-      throw_invalid({.what = what,
-                     .where = kPlan,
-                     .expected = std::move(expected),
-                     .got = std::to_string(got)});
-    };
-    if (lease.slot < 0) refuse("lease.slot", "at least 0", lease.slot);
-    if (!lease.bucket) return;
-    const auto within = [&](const char* what, int64_t value, int64_t most) {
-      if (value >= 1 && value <= most) return;
-      refuse(what, "1 to " + std::to_string(most) + ", the size of the graph buffers", value);
-    };
-    within("lease.bucket.shape.num_rows", lease.bucket->shape.num_rows, largest.num_rows);
-    within("lease.bucket.shape.num_tokens", lease.bucket->shape.num_tokens, largest.num_tokens);
+    largest = shape_of(config.limits);
   }
 
   PlanSet& set_of(const SlotLease& lease) {
     for (const auto& set : sets) {
       if (set->lease == lease) return *set;
     }
-    check_lease(lease);
+    engine::check_lease(lease, largest, kPlan);
     sets.push_back(std::make_unique<PlanSet>(PlanSet{.lease = lease, .objects = {}}));
     return *sets.back();
   }
@@ -192,8 +180,7 @@ struct AttentionResource::Impl {
     const GraphShape most =
         leased ? GraphShape{lease.bucket->shape.num_rows, lease.bucket->shape.num_tokens,
                             largest.num_listed_pages}
-               : GraphShape{config.limits.max_rows, config.limits.max_tokens,
-                            config.limits.max_listed_pages};
+               : shape_of(config.limits);
     for (const engine::PassRows& row : rows.rows()) {
       const auto within = [&](const char* what, int64_t value, int64_t limit) {
         if (value <= limit) return;
@@ -384,18 +371,13 @@ void AttentionResource::order_replay(Stream stream) {
   }
 }
 
+void AttentionResource::check_lease(const SlotLease& lease) const {
+  engine::check_lease(lease, impl_->largest, kPlan);
+}
+
 void AttentionResource::size_graph_buffers(const GraphShape& largest) {
-  const Limits& limits = impl_->config.limits;
-  const auto within = [](const char* what, int64_t value, int64_t most) {
-    if (value >= 0 && value <= most) return;
-    throw_invalid({.what = what,
-                   .where = "AttentionResource::size_graph_buffers",
-                   .expected = "0 to " + std::to_string(most) + ", the limit",
-                   .got = std::to_string(value)});
-  };
-  within("largest.num_rows", largest.num_rows, limits.max_rows);
-  within("largest.num_tokens", largest.num_tokens, limits.max_tokens);
-  within("largest.num_listed_pages", largest.num_listed_pages, limits.max_listed_pages);
+  engine::check_graph_shape(largest, shape_of(impl_->config.limits),
+                            "AttentionResource::size_graph_buffers");
   impl_->largest = largest;
 }
 

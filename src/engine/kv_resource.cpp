@@ -6,9 +6,9 @@
 #include <utility>
 
 #include "engine/kv_state.hpp"
+#include "engine/lease.hpp"
 #include "engine/text.hpp"
 #include "mla/error.hpp"
-#include "mla/geometry.hpp"
 
 namespace mla {
 
@@ -30,25 +30,9 @@ struct KvResource::Impl : engine::KvState {
   std::string key;
 };
 
-namespace {
-
-void check_lease(const SlotLease& lease) {
-  const auto within = [](const char* what, int64_t value, int64_t low, int64_t high) {
-    if (value >= low && value <= high) return;
-    throw_invalid({what, "KvResource::plan", std::to_string(low) + " to " + std::to_string(high),
-                   std::to_string(value)});
-  };
-  within("lease.slot", lease.slot, 0, INT32_MAX);
-  if (!lease.bucket) return;
-  within("lease.bucket.shape.num_rows", lease.bucket->shape.num_rows, 1, kMaxRows);
-  within("lease.bucket.shape.num_tokens", lease.bucket->shape.num_tokens, 1, kMaxTokens);
-}
-
-}  // namespace
-
 void KvResource::Impl::lay_out(const engine::StepData& data, const SlotLease& lease, Stream stream,
                                engine::PlannedStep& out) {
-  check_lease(lease);
+  engine::check_lease(lease, largest, "KvResource::plan");
   const int64_t num_slots = lease.bucket ? lease.bucket->shape.num_tokens : 0;
   out.layout.build(data, streams, page_size, num_slots);
   for (const LabelPlan& plan : out.layout.plans()) {
@@ -224,6 +208,15 @@ void KvResource::write(int32_t layer, std::string_view label, const ConstTensor<
 
 void KvResource::order_replay(Stream stream) {
   for (device::StagedBuffer* staged : impl_->current.device_slots) staged->order_readers(stream);
+}
+
+void KvResource::check_lease(const SlotLease& lease) const {
+  engine::check_lease(lease, impl_->largest, "KvResource::plan");
+}
+
+void KvResource::size_graph_buffers(const GraphShape& largest) {
+  engine::check_graph_shape(largest, Impl::kLimits, "KvResource::size_graph_buffers");
+  impl_->largest = largest;
 }
 
 void KvResource::commit() {

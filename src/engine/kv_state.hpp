@@ -12,6 +12,7 @@
 #include "engine/slot_buffers.hpp"
 #include "engine/step_layout.hpp"
 #include "engine/stream_table.hpp"
+#include "mla/geometry.hpp"
 #include "mla/kv_resource.hpp"
 
 namespace mla::engine {
@@ -31,6 +32,8 @@ struct PlannedStep {
 /// What a KvResource knows, and the parts of its calls. KvResource checks order and arguments; here
 /// pages move.
 struct KvState {
+  static constexpr GraphShape kLimits{
+      .num_rows = kMaxRows, .num_tokens = kMaxTokens, .num_listed_pages = kMaxListedPages};
   enum class Phase : uint8_t { kIdle, kAdmitted, kPlanned };
 
   KvState(LatentPool& lent_pool, const KvOptions& options);
@@ -94,6 +97,7 @@ struct KvState {
   PlannedStep early_plan;  // where early_planned: of `early`, then of the step that came from it
   bool early_planned = false;
   SlotBuffers slot_buffers;
+  GraphShape largest = kLimits;  // of a bucket
   uint64_t last_plan_id = 0;
   // Scratch that keeps its memory from call to call.
   KvStep plain_step;

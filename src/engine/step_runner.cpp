@@ -194,6 +194,7 @@ const PlanResults& StepRunner::plan(const Step& step, const SlotLease& lease, St
   impl.require(impl.phase == Phase::kAdmitted, "StepRunner::plan", "an admitted one");
   impl.results.clear();
   try {
+    for (const Resource* resource : impl.order) resource->check_lease(lease);
     for (Resource* resource : impl.order) {
       const PlanContext context{
           .lease = lease, .results = impl.results, .is_preplan = false, .stream = stream};
@@ -253,6 +254,7 @@ const PlanResults& StepRunner::pre_plan(const Step& step, const SlotLease& lease
                      "a pre-admitted one");
   impl.early_results.clear();
   try {
+    for (const Resource* resource : impl.order) resource->check_lease(lease);
     for (Resource* resource : impl.order) {
       if (!resource->supports_preplan()) continue;
       const PlanContext context{

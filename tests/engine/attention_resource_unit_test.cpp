@@ -462,6 +462,10 @@ TEST_F(AttentionResourceUnit, LeasesThatNoGraphCanHaveAreRefusedBeforeAnythingIs
                 testing::AllOf(HasSubstr("lease.bucket.shape.num_tokens"), HasSubstr("2147483647"),
                                HasSubstr(std::to_string(tokens))));
   }
+  // Within what KV pages could serve, beyond what the attention can: nothing is laid out for it.
+  EXPECT_THAT(plan_refusal(step, no_tokens(int64_t{1} << 30)),
+              testing::AllOf(HasSubstr("AttentionResource"), HasSubstr("num_tokens"),
+                             HasSubstr("1 to 64"), HasSubstr("got 1073741824")));
   EXPECT_THAT(plan_refusal(step, lease(0, 0, 8)), HasSubstr("lease.bucket.shape.num_rows"));
   EXPECT_THAT(plan_refusal(step, lease(-5, 2, 8)), HasSubstr("lease.slot"));
   EXPECT_EQ(plan_refusal(step, lease(0, 2, 8)), "accepted");
@@ -492,8 +496,12 @@ TEST_F(AttentionResourceUnit, APoolOfAnotherPageSizeThanThePlansIsRefused) {
 TEST_F(AttentionResourceUnit, GraphBuffersDoNotGrow) {
   const GraphShape shapes[] = {{.num_rows = 2, .num_tokens = 8, .num_listed_pages = 3}};
   runner.size_graph_buffers(shapes);
-  EXPECT_THAT(plan_refusal(MiniEngine::step_of({{.request = 1, .span = 1}}), lease(0, 3, 8)),
-              testing::AllOf(HasSubstr("num_rows"), HasSubstr("1 to 2")));
+  for (const SlotLease& larger : {lease(0, 3, 8), lease(0, 2, 9)}) {
+    EXPECT_THAT(plan_refusal(MiniEngine::step_of({{.request = 1, .span = 1}}), larger),
+                testing::AllOf(HasSubstr("KvResource"), HasSubstr("lease.bucket.shape."),
+                               HasSubstr("of the largest graph")));
+    EXPECT_THROW(engine.attention.check_lease(larger), InvalidArgument);
+  }
   const Step step = MiniEngine::step_of({{.request = 1, .span = 2}, {.request = 2, .span = 2}});
   EXPECT_THAT(plan_refusal(step, lease(0, 2, 8)),
               testing::AllOf(HasSubstr("listed pages"), HasSubstr("at most 3")));

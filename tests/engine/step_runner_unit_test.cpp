@@ -48,6 +48,9 @@ class FakeResource : public Resource {
     if (throws == "admit") throw_state({"fake", "admit", "nothing", "a throw"});
     return shortage;
   }
+  void check_lease(const SlotLease& wanted) const override {
+    if (wanted.slot > last_slot) throw_invalid({"lease.slot", "fake", "less", "more"});
+  }
   void abandon() override { note("abandon"); }
   const FakePlan& plan(const Step&, const PlanContext& context) override {
     note(context.is_preplan ? "pre_plan" : "plan");
@@ -71,6 +74,7 @@ class FakeResource : public Resource {
   bool double_buffer = false;
   int seen = -1;
   SlotLease lease;
+  int32_t last_slot = 1;
   std::vector<GraphShape> shapes;
 
  private:
@@ -198,6 +202,22 @@ TEST_F(StepRunnerUnit, AThrowInPlanAbandonsTheStepEverywhere) {
   EXPECT_THROW(runner.results(), InvalidState);
   b.throws = "";
   EXPECT_TRUE(runner.admit(step));
+}
+
+TEST_F(StepRunnerUnit, ALeaseThatOneResourceRefusesIsPlannedInNone) {
+  FakeResource a("a", calls), b("b", calls, {"a"});
+  StepRunner runner({&a, &b});
+  b.last_slot = 0;
+  ASSERT_TRUE(runner.admit(step));
+  take();
+  EXPECT_THROW(runner.plan(step, {.slot = 1}), InvalidArgument);
+  EXPECT_THAT(take(), ElementsAre("b.clear", "a.clear", "b.abandon", "a.abandon"));
+  ASSERT_TRUE(runner.admit(step));
+  runner.plan(step);
+  ASSERT_TRUE(runner.pre_admit(step));
+  take();
+  EXPECT_THROW(runner.pre_plan(step, {.slot = 1}), InvalidArgument);
+  EXPECT_THAT(take(), ElementsAre("b.clear", "a.clear"));
 }
 
 TEST_F(StepRunnerUnit, CallsOutOfOrderAreRefused) {
