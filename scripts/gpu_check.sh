@@ -29,9 +29,9 @@ programs_of() {  # stage -> gtest programs
     unit) echo cuda_operations_test cuda_random_test cuda_plan_test cuda_addressing_test ;;
     contract) echo contract_test ;;
     graph) echo cuda_capture_test capture_unit_test ;;
-    engine) echo kv_resource_unit_test kv_resource_property_test kv_step_unit_test \
-      attention_resource_unit_test seed_surface_unit_test captured_engine_unit_test \
-      step_stress_property_test ;;
+    engine) echo kv_resource_unit_test kv_resource_property_test kv_refusal_property_test \
+      kv_step_unit_test attention_resource_unit_test seed_surface_unit_test \
+      captured_engine_unit_test step_stress_property_test ;;
     layer) echo layer_cuda_test ;;
   esac
 }

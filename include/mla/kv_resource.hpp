@@ -61,7 +61,8 @@ struct KvOptions {
 /// laid out as if the step in flight were committed, its pages are taken on top of that one's, and
 /// no row of the pool is touched. The next admit of the same step takes it over, and a plan for the
 /// same lease promotes it. Whatever changes one of its streams meanwhile (trim, remove, a fork of
-/// it, abandon of the step in flight), admitting another step and clear_preplan drop it.
+/// it, abandon of the step in flight), admitting another step and clear_preplan drop it; a refused
+/// call does not.
 ///
 /// Calls on one object must not overlap, but for `write`, which may run on another thread than
 /// calls that change no planned stream: open, remove, trim and fork of others, pre_admit, a

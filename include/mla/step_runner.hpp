@@ -37,8 +37,9 @@ class MLA_API StepRunner {
   /// The resources in the order in which they are admitted and planned.
   std::span<Resource* const> order() const noexcept;
 
-  /// Admits the step in every resource. Where one refuses, those before it are abandoned and its
-  /// answer is returned: how many pages are short, and for whom.
+  /// Admits the step in every resource. Where one refuses, those before it are abandoned, a step
+  /// admitted early with them, and its answer is returned: how many pages are short, and for whom.
+  /// Where the first refuses, nothing has changed.
   /// Throws InvalidArgument (a part for a key that no resource has; what the resources refuse, and
   /// then nothing is admitted), InvalidState.
   AdmitResult admit(const Step& step);

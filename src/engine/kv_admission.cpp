@@ -30,20 +30,42 @@ std::string entry_name(const char* list, size_t i, const char* part) {
 
 }  // namespace
 
-AdmitResult KvState::take(const KvStep& wanted, StepData& data, const char* where) {
-  data.clear();
+AdmitResult KvState::take(const KvStep& wanted, const char* where) {
+  int64_t available = pages.num_available() + std::ssize(early.taken);
+  for (const StepEntry& entry : early.entries) available += entry.copy_page != kNoPage ? 1 : 0;
+  // Out of the way of the names of `wanted`, until it is known which of the two steps stays.
+  std::vector<StreamTable::Node> early_targets = take_out_targets(early);
+  AdmitResult result;
+  try {
+    result = probe(wanted, asked, available, where);
+  } catch (...) {
+    put_back_targets(early_targets);
+    throw;
+  }
+  if (!result) {
+    put_back_targets(early_targets);
+    return result;
+  }
+  release_early();
+  early.clear();
+  reserve(asked);
+  std::swap(early, asked);
+  return result;
+}
+
+// Resolves the step and says what it lacks. Where it throws, or lacks something, nothing is left.
+AdmitResult KvState::probe(const KvStep& wanted, StepData& data, int64_t available,
+                           const char* where) {
   AdmitResult result;
   try {
     resolve(wanted, data, where);
-    result = measure(data);
+    result = measure(data, available);
   } catch (...) {
     undo_forks(data);
     data.clear();
     throw;
   }
-  if (result) {
-    reserve(data);
-  } else {
+  if (!result) {
     undo_forks(data);
     data.clear();
   }
@@ -167,9 +189,8 @@ void KvState::resolve_labels(const KvStep& wanted, StepData& data, const char* w
 
 // Fills in what each entry needs; the pages of the last holder of a page are its own, so of several
 // streams that leave one page in the step the last may stay.
-AdmitResult KvState::measure(StepData& data) {
+AdmitResult KvState::measure(StepData& data, int64_t available) {
   AdmitResult result;
-  int64_t available = pages.num_available();
   for (StepEntry& entry : data.entries) {
     const StreamState& stream = *entry.stream;
     entry.new_pages =
@@ -215,9 +236,10 @@ void KvState::reserve(StepData& data) {
   }
 }
 
-void KvState::adopt(StepData& data) {
-  std::swap(step, data);
-  data.clear();
+void KvState::adopt_early() {
+  std::swap(step, early);
+  early.clear();
+  has_early = false;
   for_each_stream(step, [](StreamState& stream) {
     stream.in_step = true;
     stream.in_early = false;
@@ -235,6 +257,26 @@ void KvState::adopt(StepData& data) {
   phase = Phase::kAdmitted;
 }
 
+// Sources hold every page that a target does, so that no page becomes free.
+std::vector<StreamTable::Node> KvState::take_out_targets(const StepData& data) {
+  std::vector<StreamTable::Node> targets;
+  targets.reserve(data.forks_before.size() + data.forks_after.size());
+  for (const auto* forks : {&data.forks_before, &data.forks_after}) {
+    for (const StepFork& fork : *forks) {
+      pages.drop_backwards(fork.target->pages);
+      targets.push_back(streams.take_out(*fork.target));
+    }
+  }
+  return targets;
+}
+
+void KvState::put_back_targets(std::vector<StreamTable::Node>& targets) {
+  for (StreamTable::Node& target : targets) {
+    for (const int32_t page : target.mapped().pages) pages.hold(page);
+    streams.put_back(std::move(target));
+  }
+}
+
 void KvState::undo_forks(StepData& data) {
   for (auto* forks : {&data.forks_after, &data.forks_before}) {
     for (; !forks->empty(); forks->pop_back()) {
@@ -245,19 +287,25 @@ void KvState::undo_forks(StepData& data) {
   }
 }
 
-void KvState::mark_early() {
+void KvState::keep_early() {
+  has_early = true;
   for_each_stream(early, [](StreamState& stream) { stream.in_early = true; });
 }
 
 void KvState::drop_early() {
   if (!has_early) return;
+  release_early();
+  undo_forks(early);
+  early.clear();
+}
+
+// All but the targets of its forks.
+void KvState::release_early() {
   for_each_stream(early, [](StreamState& stream) { stream.in_early = false; });
   for (const StepEntry& entry : early.entries) {
     if (entry.copy_page != kNoPage) pages.drop(entry.copy_page);
   }
   pages.drop_backwards(early.taken);
-  undo_forks(early);
-  early.clear();
   has_early = early_planned = false;
 }
 

@@ -127,16 +127,13 @@ AdmitResult KvResource::admit(const KvStep& step) {
   if (impl.phase == Impl::Phase::kAdmitted && is_same_step(step, impl.step, impl.streams))
     return {};
   impl.require_phase(Impl::Phase::kIdle, kWhere);
-  AdmitResult result;
   if (!impl.has_early || !is_same_step(step, impl.early, impl.streams)) {
-    impl.drop_early();
-    result = impl.take(step, impl.early, kWhere);
+    AdmitResult result = impl.take(step, kWhere);
     if (!result) return result;
   }
-  impl.adopt(impl.early);
-  impl.has_early = false;
+  impl.adopt_early();
   impl.after_change();
-  return result;
+  return {};
 }
 
 AdmitResult KvResource::admit(std::span<const Segment> segments) {
@@ -154,10 +151,9 @@ AdmitResult KvResource::pre_admit(const KvStep& step) {
     if (is_same_step(step, impl.early, impl.streams)) return {};
     throw_state({"step", kWhere, "none that is pre-admitted already", "another one that is"});
   }
-  AdmitResult result = impl.take(step, impl.early, kWhere);
+  AdmitResult result = impl.take(step, kWhere);
   if (!result) return result;
-  impl.has_early = true;
-  impl.mark_early();
+  impl.keep_early();
   impl.after_change();
   return result;
 }

@@ -51,12 +51,13 @@ struct KvState {
 
   // Admission, in kv_admission.cpp.
   /// Resolves the names of `wanted`, makes the targets of its forks (pending) and takes the pages
-  /// that it needs, all into `data`. When it throws or pages are short nothing is changed.
-  AdmitResult take(const KvStep& wanted, StepData& data, const char* where);
-  /// Makes what was taken for `data` the current step's.
-  void adopt(StepData& data);
-  /// Marks the streams of the early step.
-  void mark_early();
+  /// that it needs, all into `early`. An early step that is there is dropped: what it holds is to
+  /// be had. When it throws or pages are short nothing is changed, and that step is as it was.
+  AdmitResult take(const KvStep& wanted, const char* where);
+  /// Makes what was taken the current step's.
+  void adopt_early();
+  /// Leaves what was taken for the step after the current one.
+  void keep_early();
   /// Drops the early step, if any.
   void drop_early();
   /// Ends the current step undone.
@@ -92,7 +93,7 @@ struct KvState {
   StreamTable streams;
   StepData step;
   PlannedStep current;  // the last plan
-  StepData early;       // pre-admitted, where has_early
+  StepData early;       // taken; pre-admitted, where has_early
   bool has_early = false;
   PlannedStep early_plan;  // where early_planned: of `early`, then of the step that came from it
   bool early_planned = false;
@@ -101,6 +102,7 @@ struct KvState {
   uint64_t last_plan_id = 0;
   // Scratch that keeps its memory from call to call.
   KvStep plain_step;
+  StepData asked;                // what is being taken
   std::vector<int32_t> leaving;  // [num_pages], zero between calls: streams that leave a page
   std::vector<PageCopy> copies;
   uint64_t num_resolved = 0;
@@ -111,9 +113,13 @@ struct KvState {
   void resolve_labels(const KvStep& wanted, StepData& data, const char* where);
   StreamState& resolve_stream(const KvStream& name, const std::string& what, const char* where);
   StreamState& make_pending(const KvStream& name, const std::string& what, const char* where);
-  AdmitResult measure(StepData& data);
+  AdmitResult probe(const KvStep& wanted, StepData& data, int64_t available, const char* where);
+  AdmitResult measure(StepData& data, int64_t available);
   void reserve(StepData& data);
+  std::vector<StreamTable::Node> take_out_targets(const StepData& data);
+  void put_back_targets(std::vector<StreamTable::Node>& targets);
   void undo_forks(StepData& data);
+  void release_early();
   void release_streams();
 };
 

@@ -150,6 +150,12 @@ struct StepRunner::Impl {
   void abandon_first(size_t count) {
     while (count > 0) order[--count]->abandon();
   }
+  // Of an admission that the resource after the first `count` refused. What those did with an early
+  // step is theirs to know, so that it is dropped.
+  void undo_admission(size_t count) {
+    if (count > 0 && early != EarlyPhase::kNone) drop_early();
+    abandon_first(count);
+  }
   void drop_early() {
     for (size_t i = order.size(); i > 0; --i) order[i - 1]->clear_preplan();
     early = EarlyPhase::kNone;
@@ -177,11 +183,11 @@ AdmitResult StepRunner::admit(const Step& step) {
     try {
       result = impl.order[i]->admit(step);
     } catch (...) {
-      impl.abandon_first(i);
+      impl.undo_admission(i);
       throw;
     }
     if (!result) {
-      impl.abandon_first(i);
+      impl.undo_admission(i);
       return result;
     }
   }

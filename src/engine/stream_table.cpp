@@ -44,4 +44,10 @@ void StreamTable::erase(const StreamState& stream) {
   streams_.erase({stream.request, stream.label});
 }
 
+StreamTable::Node StreamTable::take_out(const StreamState& stream) {
+  return streams_.extract({stream.request, stream.label});
+}
+
+void StreamTable::put_back(Node stream) { streams_.insert(std::move(stream)); }
+
 }  // namespace mla::engine

@@ -32,7 +32,22 @@ struct StreamState {
 /// The open streams by request and label. Labels become small numbers at their first use. A
 /// stream's address stays until it is erased.
 class StreamTable {
+  struct Key {
+    RequestId request = 0;
+    int32_t label = 0;
+    bool operator==(const Key&) const = default;
+  };
+  struct KeyHash {
+    size_t operator()(const Key& key) const noexcept {
+      return detail::mix_bits(key.request + 0x9e3779b97f4a7c15U * static_cast<uint64_t>(key.label));
+    }
+  };
+  using Map = std::unordered_map<Key, StreamState, KeyHash>;
+
  public:
+  /// A stream outside the table.
+  using Node = Map::node_type;
+
   StreamState* find(RequestId request, std::string_view label);
   const StreamState* find(RequestId request, std::string_view label) const;
   StreamState* find(RequestId request, int32_t label);
@@ -41,6 +56,10 @@ class StreamTable {
   /// The label's number; a new one at its first use.
   int32_t number_of(std::string_view label);
   void erase(const StreamState& stream);
+  /// Takes the stream out of the table, at its address, and puts it back: which cannot fail where
+  /// the table has not grown meanwhile.
+  Node take_out(const StreamState& stream);
+  void put_back(Node stream);
 
   int32_t num_labels() const { return static_cast<int32_t>(labels_.size()); }
   /// Lives as long as the table.
@@ -56,21 +75,10 @@ class StreamTable {
   }
 
  private:
-  struct Key {
-    RequestId request = 0;
-    int32_t label = 0;
-    bool operator==(const Key&) const = default;
-  };
-  struct KeyHash {
-    size_t operator()(const Key& key) const noexcept {
-      return detail::mix_bits(key.request + 0x9e3779b97f4a7c15U * static_cast<uint64_t>(key.label));
-    }
-  };
-
   int32_t find_label(std::string_view label) const;  // -1: never used
 
   std::deque<std::string> labels_;  // a deque, so that names keep their addresses
-  std::unordered_map<Key, StreamState, KeyHash> streams_;
+  Map streams_;
 };
 
 }  // namespace mla::engine

@@ -242,7 +242,7 @@ TEST(KvResourceUnit, PrefillDecodeVerifyAndRewindHaveTheIndicesOfOnePlainList) {
     EXPECT_THAT(plan.kv_len, ElementsAre(length + span));
     EXPECT_EQ(pages.size(), static_cast<size_t>((length + span + 15) / 16));
     for (int32_t i = 0; i < span; ++i) {
-      EXPECT_EQ(plan.slots[i], pages[(length + i) / 16] * 16 + (length + i) % 16);
+      EXPECT_EQ(plan.slots[i], int64_t{pages[(length + i) / 16]} * 16 + (length + i) % 16);
     }
     write_tokens(cache.kv, "main", count_from(static_cast<Token>(length), span));
     cache.kv.commit();

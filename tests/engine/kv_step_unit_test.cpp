@@ -362,6 +362,37 @@ TEST_F(KvEarlyUnit, AdmittingAnotherStepDropsIt) {
   EXPECT_EQ(kv.check().reserved, 1);
 }
 
+TEST_F(KvEarlyUnit, ARefusedStepLeavesItAsItWas) {
+  Step forking = MiniEngine::step_of({{.request = 1, .span = 4}, {.request = 3, .span = 2}});
+  MiniEngine::kv_part(forking).forks_before = {
+      {.source = {.request = 2}, .target = {.request = 3}}};
+  start();
+  ASSERT_TRUE(kv.pre_admit(forking));
+  const uint64_t id = pre_plan(forking).id;
+  kv.commit();
+  const PageCounts before = kv.check();
+  KvStep short_of_pages = kv_step({{.request = 2, .span = 100}});
+  short_of_pages.forks_before = {{.source = kMain, .target = {.request = 3}}};  // a name it uses
+  EXPECT_EQ(kv.admit(short_of_pages).pages_short, 25 - (before.free + before.reserved));
+  EXPECT_NE(refusal(kv_step({{.request = 2, .span = 1}, {.request = 9}})), "accepted");
+  EXPECT_NE(refusal(kv_step({{.request = 3, .span = 1}})), "accepted") << "not made yet";
+  EXPECT_EQ(kv.check(), before);
+  ASSERT_TRUE(kv.admit(forking));
+  EXPECT_EQ(plan(forking, {.slot = 1}).id, id);
+  kv.commit();
+  EXPECT_EQ(kv.length({.request = 3}), 6);
+}
+
+TEST_F(KvEarlyUnit, WhatItHoldsIsToBeHadByAnotherStep) {
+  start();
+  ASSERT_TRUE(kv.pre_admit(next));
+  kv.commit();
+  const int64_t all = kv.free_pages() + kv.check().reserved;
+  ASSERT_TRUE(kv.admit(kv_step({{.request = 2, .span = static_cast<int32_t>(all) * 4}})));
+  EXPECT_EQ(kv.free_pages(), 0);
+  EXPECT_EQ(kv.check().reserved, all);
+}
+
 TEST_F(KvEarlyUnit, APageReplacedByAKnownOneMakesThePlanStaleButKeepsThePages) {
   const PageKey key{.high = 1, .low = 2};
   kv.open({.request = 7}, 0, std::span(&key, 1));

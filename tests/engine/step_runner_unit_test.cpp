@@ -182,6 +182,23 @@ TEST_F(StepRunnerUnit, ARefusalAbandonsWhatWasAdmittedAndSaysWhoIsShort) {
   EXPECT_TRUE(runner.admit(step)) << "the refused step left nothing behind";
 }
 
+TEST_F(StepRunnerUnit, ARefusalDropsTheEarlyStepOnlyWhereAnotherResourceHasAdmitted) {
+  FakeResource a("a", calls), b("b", calls, {"a"});
+  StepRunner runner({&a, &b});
+  ASSERT_TRUE(runner.pre_admit(step));
+  take();
+  a.shortage = {.pages_short = 1, .shortages = {}};
+  EXPECT_FALSE(runner.admit(step));
+  EXPECT_THAT(take(), ElementsAre("a.admit"));
+  runner.pre_plan(step, {});
+  take();
+  std::swap(a.shortage, b.shortage);
+  EXPECT_FALSE(runner.admit(step));
+  EXPECT_THAT(take(), ElementsAre("a.admit", "b.admit", "b.clear", "a.clear", "a.abandon"));
+  b.shortage = {};
+  EXPECT_TRUE(runner.pre_admit(step)) << "none is left";
+}
+
 TEST_F(StepRunnerUnit, AThrowInAdmitAbandonsWhatWasAdmitted) {
   FakeResource a("a", calls), b("b", calls, {"a"});
   StepRunner runner({&a, &b});
