@@ -190,6 +190,9 @@ LayerFile::LayerFile(const std::string& path)
       scaling(read_scaling(metadata(file, "scaling"))),
       hidden(floats(file, "hidden_states", config.hidden_size)),
       expected(floats(file, "attn_output", config.hidden_size)) {
+  if (const std::string& named = metadata(file, "model_type"); named != config.model_type) {
+    refuse(path + ": metadata model_type", config.model_type + ", as its config says", named);
+  }
   num_tokens = std::ssize(hidden) / config.hidden_size;
   if (num_tokens == 0 || hidden.size() != expected.size()) {
     refuse(path + ": attn_output.shape[0]",

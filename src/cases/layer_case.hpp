@@ -12,7 +12,8 @@
 namespace mla::cases {
 
 /// What a file holds. Throws InvalidArgument (a tensor or a metadata key is missing, malformed or
-/// of another shape; a configuration that the layer refuses).
+/// of another shape; a model_type that is not the configuration's; a configuration that the layer
+/// refuses).
 struct LayerFile {
   explicit LayerFile(const std::string& path);
 

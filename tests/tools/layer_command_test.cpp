@@ -1,7 +1,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
 
 #include "tools/tool.hpp"
 
@@ -86,6 +89,25 @@ TEST(LayerTools, BadInputExitsWithTwoAndSaysWhat) {
     EXPECT_EQ(result.status, 2) << testing::PrintToString(arguments);
     EXPECT_THAT(result.out, IsEmpty());
     EXPECT_THAT(result.err, HasSubstr(text));
+  }
+}
+
+TEST(LayerTools, AModelTypeThatIsNotTheConfigurationsIsRefusedWithBothNames) {
+  const ScratchFolder folder;
+  const std::string good = read_file(golden("deepseek_v3_small"));
+  for (const auto& [from, to, text] :
+       {std::array{R"("model_type":"deepseek_v3")", R"("model_type":"deepseek_v2")",
+                   "model_type: expected deepseek_v3, as its config says, got deepseek_v2"},
+        std::array{R"(\"model_type\": \"deepseek_v3\")", R"(\"model_type\": \"deepseek_v2\")",
+                   "model_type: expected deepseek_v2, as its config says, got deepseek_v3"}}) {
+    std::string bytes = good;
+    const size_t at = bytes.find(from);
+    ASSERT_NE(at, std::string::npos) << from;
+    bytes.replace(at, std::string_view(from).size(), to);
+    const ToolResult result = run_tool({"layer", folder.write("other.safetensors", bytes)});
+    EXPECT_EQ(result.status, 2);
+    EXPECT_THAT(result.err, HasSubstr(text));
+    EXPECT_THAT(result.out, IsEmpty());
   }
 }
 
