@@ -134,6 +134,15 @@ class MLA_API KvResource final : public Resource {
   void write(int32_t layer, std::string_view label, const ConstTensor<2>& ckv,
              const ConstTensor<2>& kpe, Stream stream = {});
 
+  /// Where the label's new rows go, [the bucket's tokens] on the pool's device and -1 past T: for
+  /// those who scatter rows themselves, as Layer::forward does. For the resource's life each
+  /// bucket, slot and label has one address, whose contents follow later plans; what is queued on
+  /// `stream` after the call may read them, and a replay after order_replay. On the CPU they are
+  /// those of LabelPlan::slots, valid as long, and without a bucket too: [T]. Throws
+  /// InvalidArgument (not in the step), InvalidState (nothing planned; on a device with streams a
+  /// plan without a bucket, whose slots are on the host alone).
+  TensorView<const int64_t, 1> slots_buf(std::string_view label = "main", Stream stream = {});
+
   /// Ends the step: its rows are stored. Pages that became full and have a key enter the prefix
   /// index; where the key is known already, the known page takes the place of the new one. Then the
   /// forks that come after the step are made. Throws InvalidState (nothing planned).

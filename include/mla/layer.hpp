@@ -88,8 +88,9 @@ class MLA_API LayerWorkspace {
 struct LayerStep {
   ConstTensor<2> hidden{};                   ///< [T, hidden], the options' dtype; any row stride
   TensorView<const int32_t, 1> positions{};  ///< [T], of each token in its request, >= 0
-  /// [T], where each token's row goes in the pool; -1: nowhere. On CUDA they are read when the work
-  /// is done, by a captured step anew at each replay; one outside the pool is skipped there.
+  /// [T], where each token's row goes in the pool, -1: nowhere; as KvResource::slots_buf has them.
+  /// On CUDA they are read when the work is done, by a captured step anew at each replay; one
+  /// outside the pool is skipped there.
   TensorView<const int64_t, 1> slots{};
   LatentPool* pool = nullptr;
   int32_t layer_idx = 0;                ///< in the pool

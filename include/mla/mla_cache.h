@@ -220,6 +220,13 @@ MLA_API mla_status mla_label_plan_view(const mla_label_plan* plan, int64_t row,
 MLA_API mla_status mla_kv_resource_write(mla_kv_resource* kv, int32_t layer, const char* label,
                                          const mla_tensor* ckv, const mla_tensor* kpe,
                                          void* stream) MLA_NOEXCEPT;
+/* Where the label's new rows go, [the bucket's tokens] int64 on the pool's device and -1 past T:
+ * for those who scatter rows themselves. Each bucket, slot and label has one address, whose
+ * contents follow later plans; what is queued on `stream` after the call may read them, and a
+ * replay after mla_step_runner_order_replay. On the CPU they are the label plan's, valid as long.
+ * Where nothing is planned, or without a bucket on another device, MLA_INVALID_STATE. */
+MLA_API mla_status mla_kv_resource_slots_buf(mla_kv_resource* kv, const char* label,
+                                             mla_tensor* buffer, void* stream) MLA_NOEXCEPT;
 
 #ifdef __cplusplus
 }

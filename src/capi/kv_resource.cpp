@@ -228,3 +228,13 @@ mla_status mla_kv_resource_write(mla_kv_resource* kv, int32_t layer, const char*
                optional_from_c<2>(kpe, "kpe", kWhere), {.handle = stream});
   });
 }
+
+mla_status mla_kv_resource_slots_buf(mla_kv_resource* kv, const char* label, mla_tensor* buffer,
+                                     void* stream) noexcept {
+  return guard([&] {
+    constexpr const char* kWhere = "mla_kv_resource_slots_buf";
+    mla::KvResource& of = kv_from_c(kv, kWhere);
+    not_null(buffer, "buffer", kWhere) =
+        tensor_to_c(of.slots_buf(name_from_c(label, kMainLabel), {.handle = stream}));
+  });
+}

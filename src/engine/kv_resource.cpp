@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "device/runtime.hpp"
 #include "engine/kv_state.hpp"
 #include "engine/lease.hpp"
 #include "engine/text.hpp"
@@ -26,6 +27,7 @@ struct KvResource::Impl : engine::KvState {
   const KvPlan& plan_current(const SlotLease& lease, Stream stream);
   const KvPlan& plan_early(const KvStep& wanted, const SlotLease& lease, Stream stream);
   size_t find_plan(std::string_view label, const char* where) const;
+  TensorView<const int64_t, 1> staged_slots(size_t plan, int64_t count, Stream reader);
 
   std::string key;
 };
@@ -84,6 +86,15 @@ size_t KvResource::Impl::find_plan(std::string_view label, const char* where) co
     if (plans[i].label == label) return i;
   }
   throw_invalid({"label", where, "a label that the current step plans", quoted(label)});
+}
+
+// The first `count` slots of a plan on the device, ready for what `reader` gets from here on.
+TensorView<const int64_t, 1> KvResource::Impl::staged_slots(size_t plan, int64_t count,
+                                                            Stream reader) {
+  device::StagedBuffer& staged = *current.device_slots[plan];
+  staged.order_readers(reader);
+  return contiguous_view(reinterpret_cast<const int64_t*>(staged.device_data()), std::array{count},
+                         pool.config().device);
 }
 
 KvResource::KvResource(LatentPool& pool, const KvOptions& options)
@@ -193,13 +204,22 @@ void KvResource::write(int32_t layer, std::string_view label, const ConstTensor<
   if (impl_->current.device_slots.empty()) {
     return impl_->pool.append(layer, slots, ckv, kpe, stream);
   }
-  device::StagedBuffer& staged = *impl_->current.device_slots[i];
-  staged.order_readers(stream);
-  impl_->pool.append_at(
-      layer,
-      contiguous_view(reinterpret_cast<const int64_t*>(staged.device_data()),
-                      std::array<int64_t, 1>{std::ssize(slots)}, impl_->pool.config().device),
-      ckv, kpe, stream);
+  impl_->pool.append_at(layer, impl_->staged_slots(i, std::ssize(slots), stream), ckv, kpe, stream);
+}
+
+TensorView<const int64_t, 1> KvResource::slots_buf(std::string_view label, Stream stream) {
+  constexpr const char* kWhere = "KvResource::slots_buf";
+  const size_t i = impl_->find_plan(label, kWhere);
+  const std::span<const int64_t> slots = impl_->current.layout.plans()[i].slots;
+  if (!impl_->current.device_slots.empty()) {
+    return impl_->staged_slots(i, std::ssize(slots), stream);
+  }
+  const Device device = impl_->pool.config().device;
+  if (!device::runtime_of(device).is_immediate()) {
+    throw_state({"plan", kWhere, "one under a bucket, whose slots are on " + to_string(device),
+                 "one without"});
+  }
+  return contiguous_view(slots.data(), std::array{std::ssize(slots)}, device);
 }
 
 void KvResource::order_replay(Stream stream) {

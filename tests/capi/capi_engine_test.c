@@ -103,6 +103,10 @@ static void views_and_arrays_say_where_rows_land(stream* one, stream* two) {
   CHECK(memcmp(buffer.data, plan.qo_indptr, 3 * sizeof(int32_t)) == 0);
   OK(mla_attention_resource_kv_len_buf(attention, NULL, 0, &buffer));
   CHECK(memcmp(buffer.data, plan.kv_len, 2 * sizeof(int32_t)) == 0);
+  OK(mla_kv_resource_slots_buf(kv, NULL, &buffer, NULL));
+  CHECK(buffer.shape[0] == plan.num_slots);
+  CHECK(memcmp(buffer.data, plan.slots, plan.num_slots * sizeof(int64_t)) == 0);
+  REFUSED(mla_kv_resource_slots_buf(kv, "draft", &buffer, NULL), "\"draft\"");
   hidden = tensor(states, 2, 3, 1, 0);
   last = tensor(selected, 2, 2, 1, 0);
   OK(mla_attention_resource_select_last_hidden(attention, NULL, 0, &hidden, &last, NULL));

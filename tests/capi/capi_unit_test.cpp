@@ -181,6 +181,7 @@ TEST(CapiUnit, EveryCallRefusesNullBlankMemoryAndForeignHandles) {
   EXPECT_REFUSALS(mla_kv_resource_check);
   EXPECT_REFUSALS(mla_kv_resource_label_plan);
   EXPECT_REFUSALS(mla_kv_resource_write);
+  EXPECT_REFUSALS(mla_kv_resource_slots_buf);
   EXPECT_REFUSALS(mla_label_plan_view);
   EXPECT_REFUSALS(mla_attention_resource_scratch_bytes);
   EXPECT_REFUSALS(mla_attention_resource_create);

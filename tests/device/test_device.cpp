@@ -35,12 +35,24 @@ std::string missing(Device device) {
   return to_string(device) + " is not there; there is " + instead;
 }
 
-std::vector<int32_t> read_back(const TensorView<const int32_t, 1>& tensor, Stream stream) {
-  std::vector<int32_t> values(static_cast<size_t>(tensor.shape[0]));
+namespace {
+
+template <class T>
+std::vector<T> read_values(const TensorView<const T, 1>& tensor, Stream stream) {
+  std::vector<T> values(static_cast<size_t>(tensor.shape[0]));
   device::Runtime& runtime = device::runtime_of(tensor.device);
-  runtime.copy_to_host(values.data(), tensor.data, values.size() * sizeof(int32_t), stream);
+  runtime.copy_to_host(values.data(), tensor.data, values.size() * sizeof(T), stream);
   runtime.synchronize(stream);
   return values;
+}
+
+}  // namespace
+
+std::vector<int32_t> read_back(const TensorView<const int32_t, 1>& tensor, Stream stream) {
+  return read_values(tensor, stream);
+}
+std::vector<int64_t> read_back(const TensorView<const int64_t, 1>& tensor, Stream stream) {
+  return read_values(tensor, stream);
 }
 
 }  // namespace mla::test

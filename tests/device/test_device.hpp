@@ -68,5 +68,6 @@ class DeviceArray {
 
 /// The values of a device tensor [n] without gaps, once the stream has got there.
 std::vector<int32_t> read_back(const TensorView<const int32_t, 1>& tensor, Stream stream = {});
+std::vector<int64_t> read_back(const TensorView<const int64_t, 1>& tensor, Stream stream = {});
 
 }  // namespace mla::test

@@ -10,6 +10,7 @@
 
 #include "device/graph_device.hpp"
 #include "engine/mini_engine.hpp"
+#include "mla/error.hpp"
 #include "mla/graph_runner.hpp"
 
 // Whole steps captured and replayed: appends, attention and the choice of the last rows follow
@@ -131,7 +132,7 @@ struct CapturedEngineUnit : testing::Test {
     EXPECT_EQ(last.host, expected_last);
     EXPECT_THAT(device.violations(), IsEmpty());
   }
-  void step(std::vector<Segment> segments) {
+  void step(const std::vector<Segment>& segments) {
     const Step wanted = MiniEngine::step_of(segments);
     const SlotLease lease = graphs.lease("decode", 8, kTokens);
     ASSERT_TRUE(engine.runner.admit(wanted));
@@ -265,6 +266,45 @@ TEST_F(CapturedEngineUnit, ADraftChainOfSeveralPassesIsOneCapturedStep) {
   }
   EXPECT_EQ(num_bodies, 2) << "one capture for each slot";
   EXPECT_THAT(device.violations(), IsEmpty());
+}
+
+// A layer that scatters its rows by itself reads the slots where the captured write does.
+TEST_F(CapturedEngineUnit, RowsScatteredBySlotsOfTheResourceFollowLaterPlans) {
+  for (RequestId request = 1; request <= 2; ++request) engine.kv.open({.request = request});
+  const auto scatter = [&](Stream s) {
+    ++num_bodies;
+    for (int32_t layer = 0; layer < kLayers; ++layer) {
+      const auto rows = layers[layer].new_rows.view(std::array<int64_t, 2>{kTokens, kLatent});
+      engine.pool.append_at(layer, engine.kv.slots_buf("main", s),
+                            columns(rows, 0, MiniEngine::kRank),
+                            columns(rows, MiniEngine::kRank, MiniEngine::kRope), s);
+    }
+    attend(s);
+    select(s);
+  };
+  std::vector<const int64_t*> addresses;
+  for (const int32_t span : {5, 1, 3, 1, 7, 2}) {
+    const std::vector<Segment> segments = {{.request = 1, .span = span}, {.request = 2, .span = 1}};
+    const Step wanted = MiniEngine::step_of(segments);
+    const SlotLease lease = graphs.lease("decode", 8, kTokens);
+    ASSERT_TRUE(engine.runner.admit(wanted));
+    engine.runner.plan(wanted, lease, stream);
+    const auto slots = engine.kv.slots_buf("main", stream);
+    EXPECT_EQ(slots.shape[0], kTokens);
+    addresses.push_back(slots.data);
+    run(segments, [&] { graphs.run(lease, stream, scatter); });
+    engine.commit();
+  }
+  EXPECT_EQ(num_bodies, 2) << "one for each slot; all else is replayed";
+  EXPECT_NE(addresses[0], addresses[1]) << "each slot has its own";
+  for (size_t i = 2; i < addresses.size(); ++i) EXPECT_EQ(addresses[i], addresses[i - 2]);
+
+  const Step eager = MiniEngine::step_of({{.request = 1, .span = 1}});
+  EXPECT_THROW(engine.kv.slots_buf(), InvalidState) << "nothing is planned";
+  ASSERT_TRUE(engine.runner.admit(eager));
+  engine.runner.plan(eager, {}, stream);
+  EXPECT_THROW(engine.kv.slots_buf(), InvalidState) << "no bucket: the slots are on the host";
+  engine.abandon();
 }
 
 TEST_F(CapturedEngineUnit, ReplaysAllocateNothing) {

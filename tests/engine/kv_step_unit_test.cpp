@@ -208,6 +208,8 @@ TEST_F(KvStepUnit, UnderABucketPaddedRowsGetNoSlot) {
   const int64_t first = int64_t{kv.pages(kMain)[1]} * 4 + 2;
   EXPECT_THAT(plan.slots, ElementsAre(first, first + 1, -1, -1, -1));
   EXPECT_EQ(plan.num_new_rows(), 2);
+  EXPECT_THAT(test::read_back(kv.slots_buf()), testing::ElementsAreArray(plan.slots));
+  EXPECT_THROW(kv.slots_buf("draft"), InvalidArgument);
   // Rows of the whole bucket are taken, those past the live ones go nowhere.
   const test::DeviceArray<float> rows(test::test_device(), std::vector<float>(5 * 12, 7.0F));
   const auto view = rows.view(std::array<int64_t, 2>{5, 12});

@@ -5,6 +5,7 @@
 
 #include "device/runtime.hpp"
 #include "device/test_device.hpp"
+#include "layer/bucket_steps.hpp"
 #include "layer/golden.hpp"
 #include "mla/device_memory.hpp"
 #include "mla/error.hpp"
@@ -136,6 +137,13 @@ TEST_F(LayerCuda, CapturedStepReadsItsTensorsAnewAtEachReplay) {
     EXPECT_EQ(result(), replayed) << round;
   }
   runtime.destroy_graph(graph);
+}
+
+TEST_F(LayerCuda, CapturedStepsOfAnEngineGiveTheFilesOutput) {
+  for (const std::string& name : golden_names()) {
+    const LayerFile file = open_golden(name);
+    EXPECT_LE(max_rel_error(file, run_under_a_bucket(file, kCuda)), 2e-4) << name;
+  }
 }
 
 // Queued one behind the other: nothing of the first may still be needed by the time of the second.

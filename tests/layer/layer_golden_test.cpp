@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "layer/bucket_steps.hpp"
 #include "layer/golden.hpp"
 
 // Layer files made with public implementations in float64; see golden/README.md.
@@ -37,6 +38,11 @@ TEST_P(Files, ReferenceKernelGivesTheFilesOutput) {
   const LayerFile file = open_golden(GetParam());
   const LayerRun run{.dtype = DType::kFloat32, .kernel = "reference"};
   EXPECT_LE(max_rel_error(file, run_layer(file, run, in_chunks(file))[0]), 2e-4);
+}
+
+TEST_P(Files, PaddedStepsUnderABucketGiveTheFilesOutput) {
+  const LayerFile file = open_golden(GetParam());
+  EXPECT_LE(max_rel_error(file, run_under_a_bucket(file, {})), 2e-4);
 }
 
 TEST_P(Files, RanksOfHeadsAddUpToTheWholeLayer) {
