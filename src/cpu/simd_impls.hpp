@@ -41,5 +41,7 @@ plan::CostModel simd_cost_model(const Geometry& geometry, int32_t lanes, const K
 /// missing. No more is asked than that.
 const char* avx512_missing();
 const char* avx2_missing();
+/// Of an instruction set that every machine of its architecture has.
+inline const char* nothing_missing() { return nullptr; }
 
 }  // namespace mla::cpu
