@@ -1,39 +1,13 @@
-// Where gcc inlines one half of a replaced pair it takes the other for a mismatch.
-#pragma GCC diagnostic ignored "-Wmismatched-new-delete"
-
 #include <gtest/gtest.h>
 
 #include <array>
-#include <atomic>
-#include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <memory>
-#include <new>
 #include <numeric>
 #include <vector>
 
 #include "mla/attention.hpp"
-
-namespace {
-std::atomic<int64_t> num_allocations{0};
-
-void* counted(size_t bytes, size_t alignment) {
-  ++num_allocations;
-  void* memory = std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
-  if (memory == nullptr) throw std::bad_alloc();
-  return memory;
-}
-}  // namespace
-
-void* operator new(size_t bytes) { return counted(bytes, alignof(std::max_align_t)); }
-void* operator new(size_t bytes, std::align_val_t alignment) {
-  return counted(bytes, static_cast<size_t>(alignment));
-}
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t) noexcept { std::free(memory); }
-void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t, std::align_val_t) noexcept { std::free(memory); }
+#include "support/allocations.hpp"
 
 namespace mla {
 namespace {
@@ -68,12 +42,12 @@ TEST(AllocationUnit, RunNeverAllocatesAndPlanStopsAllocating) {
         {.sm_scale = 1});
     attention.run(args);
   };
-  const int64_t at_first = num_allocations;
+  const int64_t at_first = test::num_allocations();
   step();
-  EXPECT_GT(num_allocations, at_first) << "the counter counts";
-  const int64_t before = num_allocations;
+  EXPECT_GT(test::num_allocations(), at_first) << "the counter counts";
+  const int64_t before = test::num_allocations();
   for (int round = 0; round < 5; ++round) step();
-  EXPECT_EQ(num_allocations, before);
+  EXPECT_EQ(test::num_allocations(), before);
   EXPECT_EQ(out[0], 1.0F);
 }
 

@@ -2,25 +2,11 @@
 
 #include <cstdint>
 #include <cstdlib>
-#include <new>
 #include <vector>
 
 #include "engine/kv_rows.hpp"
 #include "mla/kv_resource.hpp"
-
-namespace {
-int64_t num_allocations = 0;
-}
-
-// Every allocation of this program is counted.
-[[gnu::noinline]] void* operator new(size_t size) {
-  ++num_allocations;
-  void* memory = std::malloc(size);
-  if (memory == nullptr) throw std::bad_alloc();
-  return memory;
-}
-[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
-[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+#include "support/allocations.hpp"
 
 namespace mla::engine {
 namespace {
@@ -51,9 +37,10 @@ TEST(KvResourceUnit, SteadyStepsAllocateNothing) {
     for (const Segment& segment : step) kv.trim({segment.request, segment.label}, 5);
   };
   for (int i = 0; i < 4; ++i) run_round();
-  const int64_t before = num_allocations;
+  const int64_t before = test::num_allocations();
   run_round();
-  EXPECT_EQ(num_allocations, before);
+  EXPECT_EQ(test::num_allocations(), before);
+  EXPECT_GT(before, 0) << "they are counted";
 }
 
 }  // namespace

@@ -1,29 +1,11 @@
-// Where gcc inlines one half of a replaced pair it takes the other for a mismatch.
-#pragma GCC diagnostic ignored "-Wmismatched-new-delete"
-
 #include <gtest/gtest.h>
 
-#include <cstddef>
 #include <cstdint>
-#include <cstdlib>
-#include <new>
 #include <vector>
 
 #include "plan/schedule.hpp"
 #include "plan/schedule_checks.hpp"
-
-namespace {
-int64_t num_allocations = 0;
-}  // namespace
-
-void* operator new(size_t bytes) {
-  ++num_allocations;
-  void* memory = std::malloc(bytes);
-  if (memory == nullptr) throw std::bad_alloc();
-  return memory;
-}
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+#include "support/allocations.hpp"
 
 namespace mla::plan {
 namespace {
@@ -52,12 +34,12 @@ TEST(ScheduleAllocation, AReusedScheduleStopsAllocating) {
   int64_t in_steady_state = 0;
   for (TestBatch& batch : steps) {
     const ScheduleInput input = batch.input();
-    const int64_t before = num_allocations;
+    const int64_t before = test::num_allocations();
     make_schedule(input, model, schedule);
-    in_steady_state += num_allocations - before;
+    in_steady_state += test::num_allocations() - before;
   }
   EXPECT_EQ(in_steady_state, 0);
-  EXPECT_GT(num_allocations, 0);  // they are counted
+  EXPECT_GT(test::num_allocations(), 0);  // they are counted
 }
 
 }  // namespace
