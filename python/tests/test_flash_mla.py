@@ -1,6 +1,7 @@
 """libmla.compat.flash_mla by what the documentation of FlashMLA says."""
 
 import inspect
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -266,6 +267,25 @@ def test_a_schedule_for_each_step_makes_no_object_anew(torch_framework, monkeypa
     assert len(made) == 1
 
 
+def test_a_copy_is_kept_while_no_write_is_counted(monkeypatch):
+    monkeypatch.setattr(flash_mla, "host_copy", lambda tensor: np.zeros(1))
+
+    def tensor(**changed):
+        return SimpleNamespace(
+            **{"is_cuda": True, "is_inference": lambda: False, "_version": 3, **changed}
+        )
+
+    counted = tensor()
+    kept = flash_mla._HostCopy.of(counted, None)
+    assert flash_mla._HostCopy.of(counted, kept) is kept
+    assert flash_mla._HostCopy.of(tensor(), kept) is not kept
+    counted._version += 1
+    assert flash_mla._HostCopy.of(counted, kept) is not kept
+    for uncounted in (tensor(is_cuda=False), tensor(is_inference=lambda: True)):
+        kept = flash_mla._HostCopy.of(uncounted, None)
+        assert flash_mla._HostCopy.of(uncounted, kept) is not kept
+
+
 def copies(monkeypatch):
     """Counts the copies to the host."""
     copied = []
@@ -412,6 +432,15 @@ def test_a_refusal_keeps_the_schedule_usable(change, message):
     with pytest.raises(ValueError, match=f"^flash_mla_with_kvcache: {message}"):
         batch.attend(schedule)
     vars(batch).update(before)
+    batch.check(batch.attend(schedule))
+
+
+def test_a_plan_that_is_refused_leaves_no_wrong_one():
+    batch, other = Batch("cpu", [5, 20]), Batch("cpu", [5, 20], heads_q=3)
+    schedule, _ = get_mla_metadata()
+    batch.attend(schedule)
+    with pytest.raises(ValueError, match=r"sm_scale: expected .*, got 0"):
+        other.attend(schedule, softmax_scale=0.0)
     batch.check(batch.attend(schedule))
 
 
