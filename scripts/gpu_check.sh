@@ -5,7 +5,8 @@
 #                                           with their libraries, data and this script into DIR
 #   DIR/gpu_check.sh STAGE... [--out OUT]   runs stages from such a folder, on a machine with a GPU and
 #                                           nothing else; OUT (DIR/results) gets STAGE.json and logs
-#   scripts/gpu_check.sh merge OUT COMMIT   one JSON of all stages there, on standard output
+#   scripts/gpu_check.sh merge OUT COMMIT   one JSON of all stages there, on standard output; one that
+#                                           did not run (calibrate apart) is a failure in it
 #
 # Stages: unit      operations, plans, staging, large memories (tests/cuda)
 #         contract  the contract suite over every kernel of the GPU
@@ -19,10 +20,15 @@
 #         calibrate  the planner's costs of the card's kernels, to OUT/costs.json
 #         bench     mla bench over the whole grid, BENCH_ROUNDS (5) times, to OUT/grid.json, with every
 #                   DIR/peers/*.so as a peer
-# Exit status 1 if anything failed. Each stage takes less than 8 minutes. Several runs with the same OUT
-# may go side by side; bench and calibrate want the machine for themselves.
+# Exit status 1 if anything failed, 2 if nothing could be run. A suite of which no test ran has failed.
+# Each stage takes less than 8 minutes. Several runs with the same OUT may go side by side; bench and
+# calibrate want the machine for themselves.
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
+sanitizers=(memcheck racecheck initcheck synccheck)
+required=(unit contract graph engine layer python "${sanitizers[@]}" replay bench)
+usage() { sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0"; }
+refuse() { echo "gpu_check: $*" >&2 && exit 2; }
 
 programs_of() {  # stage -> gtest programs
   case $1 in
@@ -76,14 +82,19 @@ run_gtest() {  # suite's name, program, arguments
   shift
   timeout "${limit:-420}" "$@" >"$log" 2>&1 || status=$?
   if [ "$status" -eq 124 ]; then echo "$name: ended after ${limit:-420} s"; fi
+  # One line a test that ran. GoogleTest's own sum counts those that a global set-up skipped as passed.
   local passed failures skipped
-  passed=$(sed -nE 's/^\[  PASSED  \] ([0-9]+) tests?\.$/\1/p' "$log" | tail -n 1)
-  failures=$(sed -nE 's/^ ?([0-9]+) FAILED TESTS?$/\1/p' "$log" | tail -n 1)
-  skipped=$(sed -nE 's/^\[  SKIPPED \] ([0-9]+) tests?.*$/\1/p' "$log" | tail -n 1)
+  passed=$(grep -acE '\[       OK \] .* ms\)$' "$log")
+  failures=$(grep -acE '\[  FAILED  \] .* ms\)$' "$log")
+  skipped=$(grep -acE '\[  SKIPPED \] .* ms\)$' "$log")
   # A program that ended badly, or ran nothing, has a failure of its own.
-  if [ "$status" -ne 0 ] && [ -z "$failures" ] || [ -z "$passed" ]; then failures=$((${failures:-0} + 1)); fi
-  record "$name" "${passed:-0}" "${failures:-0}" "${skipped:-0}" $((SECONDS - start))
-  if [ "${failures:-0}" -gt 0 ]; then
+  if [ "$failures" -eq 0 ] && { [ "$status" -ne 0 ] || [ "$passed" -eq 0 ]; }; then failures=1; fi
+  if [ "$passed" -eq 0 ]; then
+    echo "$name: no test ran"
+    grep -am 1 '^\[  SKIPPED' "$log"
+  fi
+  record "$name" "$passed" "$failures" "$skipped" $((SECONDS - start))
+  if [ "$failures" -gt 0 ]; then
     grep -aE '^\[  FAILED|Failure|terminate|off by|rror|Which is' "$log" | cut -c1-200 | head -n 25
   fi
 }
@@ -96,8 +107,8 @@ run_pytest() {  # suite's name, pytest's arguments
   count_of() { grep -oE "[0-9]+ $1" <<<"$counts" | cut -d' ' -f1; }
   local passed failures skipped
   passed=$(count_of passed) failures=$(count_of failed) skipped=$(count_of skipped)
-  # A run that ended badly has a failure of its own.
-  if [ "$status" -ne 0 ] && [ -z "$failures" ]; then failures=1; fi
+  # A run that ended badly, or ran nothing, has a failure of its own.
+  if [ -z "$failures" ] && { [ "$status" -ne 0 ] || [ -z "$passed" ]; }; then failures=1; fi
   record "$name" "${passed:-0}" "${failures:-0}" "${skipped:-0}" $((SECONDS - start))
   if [ "${failures:-0}" -gt 0 ]; then grep -aE '^(E  |FAILED|ERROR)|rror' "$log" | cut -c1-300 | tail -n 40; fi
 }
@@ -129,18 +140,20 @@ sanitized_tests() {  # tool, suite -> filter
 }
 
 run_sanitizer() {  # tool
-  local suite program limit=${SANITIZER_SECONDS:-60}
-  for suite in sm90_dense cuda_tensor_core cuda_simt operations capture; do
+  local suite program limit=${SANITIZER_SECONDS:-60} hopper=
+  if [ "$capability" = 9.0 ]; then hopper=sm90_dense; fi
+  for suite in $hopper cuda_tensor_core cuda_simt operations capture; do
     program=contract_test
     case $suite in operations | capture) program=cuda_${suite}_test ;; esac
     run_gtest "$1-$suite" compute-sanitizer --tool "$1" --error-exitcode 9 \
-      "$here/$program" --gtest_brief=1 "--gtest_filter=$(sanitized_tests "$1" "$suite")"
+      "$here/$program" "--gtest_filter=$(sanitized_tests "$1" "$suite")"
   done
 }
 
 run_stage() {
   local program
   suites=()
+  rm -f "$out/$1.json"  # of an earlier run
   case $1 in
     memcheck | racecheck | initcheck | synccheck) run_sanitizer "$1" ;;
     replay)
@@ -163,7 +176,7 @@ run_stage() {
       ;;
     *)
       for program in $(programs_of "$1"); do
-        run_gtest "$program" "$here/$program" --gtest_brief=1 "--gtest_filter=$(filter_of "$program")"
+        run_gtest "$program" "$here/$program" "--gtest_filter=$(filter_of "$program")"
       done
       ;;
   esac
@@ -183,42 +196,67 @@ run_stage() {
 }
 
 merge() {
-  python3 - "$1" "$2" <<'PY'
-import datetime, glob, json, os, sys
-out, commit = sys.argv[1:3]
+  python3 - "$1" "$2" "${required[@]}" <<'PY'
+import glob, json, os, sys
+out, commit, *required = sys.argv[1:]
 machine = json.load(open(os.path.join(out, "machine.json")))
 stages = [json.load(open(p)) for p in sorted(glob.glob(os.path.join(out, "*.json")))
           if os.path.basename(p) not in ("machine.json", "grid.json", "costs.json")]
 suites = [dict(stage=s["stage"], **suite) for s in stages for suite in s["suites"]]
+ran = {s["stage"] for s in suites}
+suites += [{"stage": stage, "name": "did not run", "passed": 0, "failed": 1, "skipped": 0, "seconds": 0}
+           for stage in required if stage not in ran]
+failed = sum(s["failed"] for s in suites)
 print(json.dumps({**machine, "commit": commit,
                   "passed": sum(s["passed"] for s in suites),
-                  "failed": sum(s["failed"] for s in suites),
+                  "failed": failed,
                   "skipped": sum(s["skipped"] for s in suites),
                   "suites": suites}, indent=1))
+sys.exit(1 if failed else 0)
 PY
 }
 
 case ${1:-} in
-  pack) pack "${2:?a folder}"; exit ;;
-  merge) merge "${2:?a folder}" "${3:?a commit}"; exit ;;
+  -h | --help) usage && exit ;;
+  pack)
+    [ $# -eq 2 ] || refuse "pack wants a folder"
+    pack "$2"
+    exit
+    ;;
+  merge)
+    [ $# -eq 3 ] || refuse "merge wants the folder of the results and their commit"
+    [ -f "$2/machine.json" ] || refuse "$2 is no folder of results: it has no machine.json"
+    merge "$2" "$3"
+    exit
+    ;;
 esac
 
-set +e +o pipefail  # a failure is counted, and the rest still runs
 out=$here/results stages=() failed=0
 while [ $# -gt 0 ]; do
   case $1 in
-    --out) out=$2 && shift ;;
-    sanitizers) stages+=(memcheck racecheck initcheck synccheck) ;;
-    *) stages+=("$1") ;;
+    --out)
+      [ -n "${2:-}" ] || refuse "--out wants a folder"
+      out=$2 && shift
+      ;;
+    sanitizers) stages+=("${sanitizers[@]}") ;;
+    *)
+      [[ " ${required[*]} calibrate " == *" $1 "* ]] ||
+        refuse "no stage $1; there are: ${required[*]} sanitizers calibrate"
+      stages+=("$1")
+      ;;
   esac
   shift
 done
-[ ${#stages[@]} -gt 0 ] || { sed -n '2,23p' "$0" >&2; exit 2; }
+[ ${#stages[@]} -gt 0 ] || { usage >&2 && exit 2; }
+nvidia-smi >/dev/null 2>&1 || refuse "this machine has no NVIDIA GPU"
+
+set +e +o pipefail  # a failure is counted, and the rest still runs
 mkdir -p "$out/logs"
 export LD_LIBRARY_PATH=$here/lib:${LD_LIBRARY_PATH:-}:/usr/local/cuda/lib64
 export MLA_TEST_DEVICE=cuda MLA_GOLDEN_LAYERS=$here/data/layers
-nvidia-smi >/dev/null || { echo "gpu_check: this machine has no NVIDIA GPU" >&2; exit 2; }
-IFS=, read -r card driver memory < <(nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader)
+IFS=, read -r card driver memory capability < <(
+  nvidia-smi --query-gpu=name,driver_version,memory.total,compute_cap --format=csv,noheader)
+capability=${capability# }
 printf '{"card": "%s", "driver": "%s", "memory": "%s", "date": "%s"}\n' \
   "$card" "${driver# }" "${memory# }" "$(date -u +%Y-%m-%dT%H:%M:%SZ)" >"$out/machine.json"
 for stage in "${stages[@]}"; do

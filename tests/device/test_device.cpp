@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "device/runtime.hpp"
+#include "mla/error.hpp"
 
 namespace mla::test {
 namespace {
@@ -24,9 +25,15 @@ const testing::Environment* const kNeedsTheDevice =
 }  // namespace
 
 Device test_device() {
-  const char* name = std::getenv("MLA_TEST_DEVICE");
-  const bool cuda = name != nullptr && std::string_view(name) == "cuda";
-  return cuda ? kCuda : Device{};
+  const char* variable = std::getenv("MLA_TEST_DEVICE");
+  const std::string_view name = variable == nullptr ? "cpu" : variable;
+  if (name != "cpu" && name != "cuda") {
+    throw_invalid({.what = "MLA_TEST_DEVICE",
+                   .where = "test_device",
+                   .expected = "cpu or cuda",
+                   .got = std::string(name)});
+  }
+  return name == "cuda" ? kCuda : Device{};
 }
 
 std::string missing(Device device) {

@@ -12,7 +12,7 @@ namespace mla::test {
 
 /// The device that this program's tests run on: what MLA_TEST_DEVICE names, cpu or cuda; the CPU
 /// where it is not set. Where it is not there, every test of the program is skipped with the
-/// reason.
+/// reason. Throws InvalidArgument for another name.
 Device test_device();
 
 /// The first GPU.
