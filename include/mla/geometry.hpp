@@ -15,6 +15,8 @@ inline constexpr int64_t kMaxLatentWidth = 8192;       // kv_lora_rank + qk_rope
 inline constexpr int64_t kMaxHeads = 1024;             // query heads of one rank
 inline constexpr int64_t kMaxRows = int64_t{1} << 20;  // requests of one plan
 inline constexpr int64_t kMaxTokens = INT32_MAX;       // query tokens of one plan
+inline constexpr int64_t kMaxKeys =
+    INT32_MAX - 1023;  // of one request: kernels go by steps of keys
 inline constexpr int64_t kMaxListedPages = INT32_MAX;  // page ids listed in one plan
 inline constexpr int64_t kMaxPoolPages = INT32_MAX;    // pages of a pool, since ids are int32
 inline constexpr int32_t kMaxSplits = 256;             // parts of one row's keys

@@ -104,10 +104,10 @@ int32_t length_from_last_page(size_t row, int64_t num_pages, int32_t last, int32
                    .got = std::to_string(last)});
   }
   const int64_t length = (num_pages - 1) * page_size + last;
-  if (length > INT32_MAX) {
+  if (length > kMaxKeys) {
     throw_invalid({.what = "kv_len of row " + std::to_string(row),
                    .where = kPlan,
-                   .expected = "at most " + std::to_string(INT32_MAX),
+                   .expected = "at most " + std::to_string(kMaxKeys),
                    .got = std::to_string(length)});
   }
   return static_cast<int32_t>(length);
@@ -139,6 +139,11 @@ void fill_kv_len(const Batch& batch, int32_t page_size, std::vector<int32_t>& kv
                      .where = kPlan,
                      .expected = range_text(0, num_pages * page_size) + ", what its " +
                                  std::to_string(num_pages) + " pages hold",
+                     .got = std::to_string(given[row])});
+    } else if (given[row] > kMaxKeys) {
+      throw_invalid({.what = "kv_len[" + std::to_string(row) + "]",
+                     .where = kPlan,
+                     .expected = "at most " + std::to_string(kMaxKeys),
                      .got = std::to_string(given[row])});
     }
   }

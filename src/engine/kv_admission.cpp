@@ -135,8 +135,9 @@ void KvState::resolve_segments(std::span<const Segment> segments, StepData& data
     if (segment.span < 0) refuse(i, ".span", "0 or more", std::to_string(segment.span));
     const int64_t start = stream->length + stream->step_span;
     const int64_t length = start + segment.span;
-    if (length > INT32_MAX) {
-      refuse(i, ".span", "a length of at most 2147483647 tokens", std::to_string(length));
+    if (length > kMaxKeys) {
+      refuse(i, ".span", "a length of at most " + std::to_string(kMaxKeys) + " tokens",
+             std::to_string(length));
     }
     num_rows += segment.span;
     num_listed += pages_of(length, page_size);

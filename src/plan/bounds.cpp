@@ -15,7 +15,7 @@ int64_t automatic_rows(int64_t rows, int64_t cuts, int64_t tile_rows) {
 }
 
 int64_t most_keys(const Limits& limits, const Geometry& geometry) {
-  return std::min<int64_t>(limits.max_listed_pages * geometry.page_size, INT32_MAX);
+  return std::min<int64_t>(limits.max_listed_pages * geometry.page_size, kMaxKeys);
 }
 
 /// Forced counts: all queries in one request, with as many keys as give the most parts. Fixed

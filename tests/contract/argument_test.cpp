@@ -244,6 +244,26 @@ const std::vector<PlanFault>& plan_faults() {
   return kFaults;
 }
 
+// Kernels go by steps of keys, in 32 bits: the last keys of that range are refused.
+TEST(ArgumentContract, ARequestHasAtMost2147482624Keys) {
+  constexpr int32_t kHalf = 1 << 30;
+  AttentionConfig config = good_config();
+  config.geometry.page_size = kHalf;
+  PagedAttention attention(config);
+  const std::array<int32_t, 2> qo_indptr{0, 1}, kv_indptr{0, 2}, pages{0, 0};
+  const auto plan = [&](int32_t kv_len) {
+    const std::array kv_lens{kv_len};
+    attention.plan(
+        {.qo_indptr = qo_indptr, .kv_indptr = kv_indptr, .kv_indices = pages, .kv_len = kv_lens},
+        {.sm_scale = 1});
+  };
+  plan(INT32_MAX - 1023);
+  const ErrorParts parts = refusal_of([&] { plan(INT32_MAX - 1022); });
+  EXPECT_EQ(parts.what, "kv_len[0]");
+  EXPECT_EQ(parts.expected, "at most 2147482624");
+  EXPECT_EQ(parts.got, "2147482625");
+}
+
 TEST(ArgumentContract, PlanNamesTheEntryAndThePreviousPlanStays) {
   PagedAttention attention(good_config());
   Problem problem({.geometry = good_config().geometry,

@@ -1,3 +1,4 @@
+#include <cmath>
 #include <cstring>
 
 #include "cases/problem.hpp"
@@ -55,6 +56,30 @@ TEST_P(StaleMemoryContract, NanOfOneRequestNeverReachesAnother) {
   EXPECT_EQ(
       std::memcmp(dirty.packed_lse().data(), expected.lse.data(), rows_of_first * sizeof(float)),
       0);
+}
+
+// The same row of the table: who attends to a NaN gets one, and no merge of parts drops it.
+TEST_P(StaleMemoryContract, NanShowsInEveryRowThatAttendsToIt) {
+  for (const int32_t parts : {0, 3}) {
+    AttentionCase c{.q_lens = {4, 2},
+                    .kv_lens = {65, 130},
+                    .causal = true,
+                    .splits = {.forced_count = parts},
+                    .kernel = GetParam(),
+                    .device = device()};
+    c.geometry.page_size = 16;
+    Problem problem(c);
+    const LatentRow row = problem.latent_row(1, 100);
+    fill_poison(Poison::kNan, c.geometry.kv_dtype, row.ckv, c.geometry.kv_lora_rank);
+    PagedAttention attention(problem.config());
+    attention.plan(problem.batch(), Problem::options_of(c));
+    problem.run(attention);
+    const std::vector<float> out = problem.packed_out(), lse = problem.packed_lse();
+    for (size_t r = size_t{4} * c.geometry.num_heads; r < lse.size(); ++r) {
+      EXPECT_TRUE(std::isnan(lse[r])) << "row " << r << ", parts " << parts;
+      EXPECT_TRUE(std::isnan(out[r * c.geometry.kv_lora_rank])) << "row " << r;
+    }
+  }
 }
 
 // vllm-project/vllm issue 57156: masked entries were clamped to a page 0 full of NaN.

@@ -351,8 +351,9 @@ __device__ inline void store_rows(const AttentionArgs& args, const Work& work, i
   for (int r = 0; r < kRowsOfThread; ++r) {
     const int row = warp_row + lane / 4 + 8 * r;
     const bool live = row < work.num_rows;
-    const float inverse = sum[r] > 0 ? 1 / sum[r] : 0;
-    const float lse = sum[r] > 0 ? fmaf(max[r], plan.sm_scale, logf(sum[r])) : -INFINITY;
+    const bool empty = sum[r] == 0;  // not so where it is NaN
+    const float inverse = empty ? 0 : 1 / sum[r];
+    const float lse = empty ? -INFINITY : fmaf(max[r], plan.sm_scale, logf(sum[r]));
     if (work.partial_begin >= 0) {
       if (!live) continue;
       const int64_t at = work.partial_begin + row;
