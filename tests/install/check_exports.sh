@@ -13,6 +13,13 @@ strangers=$(grep -vE "@@MLA_$abi\$" <<<"$exported" || true)
 strangers=$(sed "s/@@MLA_$abi\$//" <<<"$exported" | c++filt |
   grep -vE '^(mla_[a-z0-9_]+$|mla::|typeinfo( name)? for mla::|vtable for mla::)' || true)
 [ -z "$strangers" ] || fail "not part of the interface: $strangers"
+# The public namespace is mla alone. Of those inside it only what is marked for mla::layer, the tool, and
+# what public headers inline.
+shared='cpu::measure_limits|cpu::measure_fma_gflops|cuda::check|cuda::describe_cards?|device::find_runtime|device::runtime_of|detail::throw_missing'
+strangers=$(sed "s/@@MLA_$abi\$//" <<<"$exported" | c++filt |
+  grep -E '^(typeinfo( name)? for |vtable for )?mla::[a-z0-9_]+::' |
+  grep -vE "^mla::($shared)\(" || true)
+[ -z "$strangers" ] || fail "internal, and exported: $strangers"
 
 declared=$(cpp -std=c99 -P -I "$prefix/include" <<<'#include "mla/mla_engine.h"' |
   tr '\n' ' ' | grep -oE '\bmla_[a-z0-9_]+ ?\(' | tr -d ' (' | sort -u)
