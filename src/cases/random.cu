@@ -1,5 +1,6 @@
 #include "cases/random.hpp"
 #include "cuda/device_guard.hpp"
+#include "cuda/error.hpp"
 #include "cuda/numbers.cuh"
 
 namespace mla::cases {
@@ -26,7 +27,7 @@ void fill_uniform_rows(const uint64_t* keys, int64_t num_rows, DType dtype, void
   const cuda::DeviceGuard guard(device.index);
   draw_rows<<<static_cast<unsigned>(num_rows), kThreads, 0,
               static_cast<cudaStream_t>(stream.handle)>>>(keys, dtype, out, columns);
-  MLA_CUDA_CHECK(cudaGetLastError());
+  cuda::check_launch("draw_rows");
 }
 
 }  // namespace mla::cases

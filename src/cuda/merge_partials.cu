@@ -228,7 +228,7 @@ void launch_merge(const AttentionLaunch& launch, Stream stream) {
   const int num_blocks = kBlocksPerSm * device_limits(launch.device.index).num_sms;
   merge_partials_kernel<<<num_blocks, kThreads, 0, static_cast<cudaStream_t>(stream.handle)>>>(
       kernel_params(launch));
-  MLA_CUDA_CHECK(cudaGetLastError());
+  check_launch("merge_partials_kernel");
 }
 
 void prepare_merge() {

@@ -3,6 +3,7 @@
 #include <string>
 
 #include "cuda/device_guard.hpp"
+#include "cuda/error.hpp"
 #include "cuda/numbers.cuh"
 #include "cuda/operations.hpp"
 #include "mla/error.hpp"
@@ -197,8 +198,6 @@ RowsOf rows_of(const TensorView<T, Rank>& tensor) {
           .dtype = tensor.dtype};
 }
 
-void check_launch() { MLA_CUDA_CHECK(cudaGetLastError()); }
-
 /// Calls fn(part, count) for runs of `list` that fit in one launch.
 template <class Part, class T, class Fn>
 void for_each_part(std::span<const T> list, const Fn& fn) {
@@ -231,7 +230,8 @@ void CudaOperations::prepare() {
   const DeviceGuard guard(index_);
   const auto load = [](auto* kernel) {
     cudaFuncAttributes ignored{};
-    MLA_CUDA_CHECK(cudaFuncGetAttributes(&ignored, reinterpret_cast<const void*>(kernel)));
+    check(cudaFuncGetAttributes(&ignored, reinterpret_cast<const void*>(kernel)),
+          "cudaFuncGetAttributes", "prepare");
   };
   load(&scatter_rows_kernel);
   load(&scatter_rows_at_kernel);
@@ -251,7 +251,7 @@ void CudaOperations::scatter_rows(const LayerRows& layer, std::span<const int64_
                           .kpe_stride = rows.kpe_stride};
     scatter_rows_kernel<<<blocks_for(count, kWarpsPerBlock), kThreads, 0, handle(stream)>>>(
         layer, part, count, from);
-    check_launch();
+    check_launch("scatter_rows_kernel");
   });
 }
 
@@ -261,7 +261,7 @@ void CudaOperations::scatter_rows_at(const LayerRows& layer, const int64_t* slot
   const DeviceGuard guard(index_);
   scatter_rows_at_kernel<<<blocks_for(num_rows, kWarpsPerBlock), kThreads, 0, handle(stream)>>>(
       layer, slots, num_rows, rows);
-  check_launch();
+  check_launch("scatter_rows_at_kernel");
 }
 
 void CudaOperations::gather_rows(const LayerRows& layer, std::span<const int64_t> slots,
@@ -270,7 +270,7 @@ void CudaOperations::gather_rows(const LayerRows& layer, std::span<const int64_t
   for_each_part<SlotPart>(slots, [&](const SlotPart& part, int count, int64_t begin) {
     gather_rows_kernel<<<blocks_for(count, kWarpsPerBlock), kThreads, 0, handle(stream)>>>(
         layer, part, count, rows + begin * row_stride_bytes, row_stride_bytes);
-    check_launch();
+    check_launch("gather_rows_kernel");
   });
 }
 
@@ -293,7 +293,7 @@ void CudaOperations::copy_pages(const PoolPages& pool, std::span<const PageCopy>
       const dim3 grid(slices, static_cast<unsigned>(std::min(pool.num_layers - layer, kMaxLayers)),
                       static_cast<unsigned>(run.size()));
       copy_pages_kernel<<<grid, kThreads, 0, handle(stream)>>>(from, part);
-      check_launch();
+      check_launch("copy_pages_kernel");
     }
     copies = copies.subspan(run.size());
   }
@@ -306,7 +306,7 @@ void CudaOperations::select_last_rows(const int32_t* qo_indptr, const ConstTenso
   select_last_rows_kernel<<<blocks_for(out.shape[0], 1), kThreads, 0, handle(stream)>>>(
       qo_indptr, static_cast<const std::byte*>(hidden.data), hidden.stride[0] * item,
       static_cast<std::byte*>(out.data), out.stride[0] * item, out.shape[1] * item, out.shape[0]);
-  check_launch();
+  check_launch("select_last_rows_kernel");
 }
 
 void CudaOperations::merge_states(std::span<const PartialState> states, const Tensor<3>& out,
@@ -331,7 +331,7 @@ void CudaOperations::merge_states(std::span<const PartialState> states, const Te
     params.state_lse[i] = rows_of(states[i].lse);
   }
   merge_states_kernel<<<blocks_for(params.num_rows, 1), kThreads, 0, handle(stream)>>>(params);
-  check_launch();
+  check_launch("merge_states_kernel");
 }
 
 }  // namespace mla::cuda

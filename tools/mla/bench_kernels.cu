@@ -136,6 +136,7 @@ void queue_page_reads(const ReadParts& parts, const void* base, Device device, S
     constexpr int kThreads = 512;
     load_parts<<<num_sms * 4, kThreads, 0, handle(stream)>>>(parts, static_cast<const uint4*>(base),
                                                              nullptr);
+    cuda::check_launch("load_parts");
   } else {
     const int stage_bytes = parts.runs_of_a_part * parts.most_units * kUnitBytes;
     const int num_stages = std::clamp(kRingBytes / stage_bytes, 1, kMostStages);
@@ -143,8 +144,8 @@ void queue_page_reads(const ReadParts& parts, const void* base, Device device, S
                                         num_stages * stage_bytes));
     copy_parts<<<std::min(parts.num_parts, num_sms), kLanes, num_stages * stage_bytes,
                  handle(stream)>>>(parts, static_cast<const std::byte*>(base), num_stages);
+    cuda::check_launch("copy_parts");
   }
-  MLA_CUDA_CHECK(cudaGetLastError());
 }
 
 void queue_read(const void* data, size_t bytes, Device device, Stream stream) {
@@ -153,13 +154,13 @@ void queue_read(const void* data, size_t bytes, Device device, Stream stream) {
   constexpr int kThreads = 512;
   load_all<<<num_sms * 4, kThreads, 0, handle(stream)>>>(
       static_cast<const uint4*>(data), static_cast<int64_t>(bytes / kUnitBytes), nullptr);
-  MLA_CUDA_CHECK(cudaGetLastError());
+  cuda::check_launch("load_all");
 }
 
 void queue_nothing(Device device, Stream stream) {
   const cuda::DeviceGuard guard(device.index);
   do_nothing<<<1, kLanes, 0, handle(stream)>>>();
-  MLA_CUDA_CHECK(cudaGetLastError());
+  cuda::check_launch("do_nothing");
 }
 
 }  // namespace mla::cli

@@ -2,6 +2,7 @@
 
 #include "cuda/device_guard.hpp"
 #include "cuda/device_limits.hpp"
+#include "cuda/error.hpp"
 #include "cuda/general/simt.hpp"
 #include "cuda/merge_partials.hpp"
 #include "cuda/numbers.cuh"
@@ -327,7 +328,7 @@ void launch(const AttentionLaunch& launch, Stream stream) {
   kernel_of(
       launch.params.geometry)<<<launch.num_workers, kThreads, query_bytes(launch.params.geometry),
                                 static_cast<cudaStream_t>(stream.handle)>>>(kernel_params(launch));
-  MLA_CUDA_CHECK(cudaGetLastError());
+  check_launch("cuda_simt");
   if (launch.may_split) launch_merge(launch, stream);
 }
 

@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "cuda/device_guard.hpp"
+#include "cuda/error.hpp"
 #include "cuda/numbers.cuh"
 #include "layer/cuda/cublas.hpp"
 #include "layer/cuda/operations.hpp"
@@ -10,6 +11,8 @@
 namespace mla::layer::cuda {
 namespace {
 
+using mla::cuda::check;
+using mla::cuda::check_launch;
 using mla::cuda::DeviceGuard;
 using mla::cuda::from_float;
 using mla::cuda::to_float;
@@ -170,8 +173,6 @@ unsigned blocks_for(int64_t num_tokens) {
   return static_cast<unsigned>(std::clamp<int64_t>(num_tokens, 1, kMaxBlocks));
 }
 
-void check_launch() { MLA_CUDA_CHECK(cudaGetLastError()); }
-
 class CudaOperations final : public Operations {
  public:
   explicit CudaOperations(Device device) : device_(device), cublas_(device) { load_kernels(); }
@@ -189,7 +190,7 @@ class CudaOperations final : public Operations {
     const DeviceGuard guard(device_.index);
     norm_rows_of(to.dtype)<<<blocks_for(tokens), kThreads, 0, handle(stream)>>>(
         static_cast<const float*>(latents.data), tokens, norm, to.data);
-    check_launch();
+    check_launch("norm_rows_kernel");
   }
 
   void turn_queries(const ConstTensor<3>& q, const int32_t* positions, const Rope& rope,
@@ -209,7 +210,7 @@ class CudaOperations final : public Operations {
     const size_t smem = static_cast<size_t>(rope.num_pairs()) * sizeof(float2);  // 32 KiB at most
     const DeviceGuard guard(device_.index);
     turn_queries_of(q.dtype)<<<grid, kThreads, smem, handle(stream)>>>(heads, positions, turn);
-    check_launch();
+    check_launch("turn_queries_kernel");
   }
 
   void store_latents(const ConstTensor<2>& latents, const int32_t* positions, const Norm& norm,
@@ -218,7 +219,7 @@ class CudaOperations final : public Operations {
     const DeviceGuard guard(device_.index);
     store_latents_of(to.dtype)<<<blocks_for(tokens), kThreads, 0, handle(stream)>>>(
         static_cast<const float*>(latents.data), positions, tokens, norm, Turn(rope), to);
-    check_launch();
+    check_launch("store_latents_kernel");
   }
 
  private:
@@ -227,7 +228,8 @@ class CudaOperations final : public Operations {
     const DeviceGuard guard(device_.index);
     const auto load = [](auto* kernel) {
       cudaFuncAttributes attributes{};
-      MLA_CUDA_CHECK(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel)));
+      check(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel)),
+            "cudaFuncGetAttributes", "load_kernels");
     };
     for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat16}) {
       load(norm_rows_of(dtype));

@@ -3,6 +3,7 @@
 #include "cuda/cost_table.hpp"
 #include "cuda/device_guard.hpp"
 #include "cuda/device_limits.hpp"
+#include "cuda/error.hpp"
 #include "cuda/general/tensor_core.hpp"
 #include "cuda/general/tensor_core/collect.cuh"
 #include "cuda/merge_partials.hpp"
@@ -143,7 +144,7 @@ void launch(const AttentionLaunch& launch, Stream stream) {
   const DeviceGuard guard(launch.device.index);
   kernel_of(t.geometry, params.shape)<<<launch.num_workers, kThreads, params.shape.smem_bytes,
                                         static_cast<cudaStream_t>(stream.handle)>>>(params);
-  MLA_CUDA_CHECK(cudaGetLastError());
+  check_launch("cuda_tensor_core");
   if (launch.may_split) launch_merge(launch, stream);
 }
 

@@ -85,8 +85,9 @@ EncodeTiled encode_tiled() {
     constexpr unsigned kCudaVersion = 12000;  // the first that has it
     void* entry = nullptr;
     cudaDriverEntryPointQueryResult found{};
-    MLA_CUDA_CHECK(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, kCudaVersion,
-                                                    cudaEnableDefault, &found));
+    check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, kCudaVersion,
+                                           cudaEnableDefault, &found),
+          "cudaGetDriverEntryPointByVersion(cuTensorMapEncodeTiled)", "encode_tiled");
     return found == cudaDriverEntryPointSuccess ? reinterpret_cast<EncodeTiled>(entry) : nullptr;
   }();
   return function;
@@ -163,7 +164,7 @@ void launch(const AttentionLaunch& launch, Stream stream) {
   const Kernel kernel = kernel_for(launch.params.geometry);
   constexpr int kThreads = WidestTraits::kThreads;
   kernel<<<num_blocks, kThreads, kSharedBytes, static_cast<cudaStream_t>(stream.handle)>>>(args);
-  MLA_CUDA_CHECK(cudaGetLastError());
+  check_launch("sm90_dense");
   if (launch.may_split) launch_merge(launch, stream);
 }
 
