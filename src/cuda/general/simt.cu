@@ -294,7 +294,12 @@ size_t query_bytes(const Geometry& geometry) {
 
 constexpr int32_t kBlocksPerSm = 2;
 
-const char* refuses(const KernelQuery&) { return nullptr; }
+// The library has machine code, or PTX for the driver, from there on.
+const char* refuses(const KernelQuery& query) {
+  return device_limits(query.device.index).compute_capability < 80
+             ? "the device's compute capability is below 8.0"
+             : nullptr;
+}
 
 int32_t num_workers(const KernelQuery& query) {
   return device_limits(query.device.index).num_sms * kBlocksPerSm;
