@@ -43,6 +43,19 @@ TEST(BenchShapesUnit, TheGeneralKernelIsNamedForItsShapes) {
   }
 }
 
+// The CPU stands for a card without tensor cores.
+TEST(BenchShapesUnit, ShapesOfAKernelThatADeviceLacksAreSkippedWithALine) {
+  std::vector<BenchShape> shapes = gpu_bench_shapes();
+  const auto is_general = [](const BenchShape& shape) { return shape.group == "general"; };
+  const auto general = std::ranges::count_if(shapes, is_general);
+  const size_t others = shapes.size() - static_cast<size_t>(general);
+  EXPECT_EQ(drop_unserved(shapes, Device{}),
+            std::vector{std::to_string(general) +
+                        " shapes are skipped, general: cpu has no kernel \"cuda_tensor_core\""});
+  EXPECT_EQ(shapes.size(), others);
+  EXPECT_TRUE(std::ranges::none_of(shapes, is_general));
+}
+
 TEST(BenchShapesUnit, MatrixUnitsCountTilesOf64Rows) {
   for (const BenchShape& shape : gpu_bench_shapes()) {
     const cases::AttentionCase& c = shape.attention_case;

@@ -52,7 +52,13 @@ void check(Measurement& m) {
 std::vector<Measurement> measure(const DeviceBenchOptions& options,
                                  std::span<const PeerLibrary> peers) {
   std::vector<Measurement> all;
-  for (BenchShape& shape : gpu_bench_shapes()) {
+  std::vector<BenchShape> shapes = gpu_bench_shapes();
+  if (options.kernel.empty()) {
+    for (const std::string& line : drop_unserved(shapes, options.device)) {
+      fmt::print(stderr, "mla: {}\n", line);
+    }
+  }
+  for (BenchShape& shape : shapes) {
     if ((shape.group + ": " + shape.attention_case.name).find(options.filter) ==
         std::string::npos) {
       continue;

@@ -4,9 +4,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <utility>
+
+#include "mla/supports.hpp"
 
 namespace mla::cli {
 namespace {
@@ -181,6 +185,23 @@ std::vector<BenchShape> gpu_bench_shapes() {
   shapes.push_back(equal_shape("prefill", {.heads = 16, .queries = 1024}, 4, 8192));
   add_general_shapes(shapes);
   return shapes;
+}
+
+std::vector<std::string> drop_unserved(std::vector<BenchShape>& shapes, Device device) {
+  std::map<std::string, int> counts;  // by group and reason
+  std::erase_if(shapes, [&](const BenchShape& shape) {
+    const cases::AttentionCase& c = shape.attention_case;
+    if (c.kernel.empty()) return false;
+    const Support support = supports(c.geometry, device, std::nullopt, c.kernel);
+    if (!support) ++counts[shape.group + ": " + support.reason];
+    return !support;
+  });
+  std::vector<std::string> lines;
+  lines.reserve(counts.size());
+  for (const auto& [text, count] : counts) {
+    lines.push_back(fmt::format("{} shapes are skipped, {}", count, text));
+  }
+  return lines;
 }
 
 }  // namespace mla::cli

@@ -29,4 +29,8 @@ std::vector<BenchShape> bench_shapes();
 /// latent shapes beside them; then the kernel for every shape over the large ones.
 std::vector<BenchShape> gpu_bench_shapes();
 
+/// Takes out the shapes that name a kernel which does not serve them on the device. A line for each
+/// group and reason of what was taken out.
+std::vector<std::string> drop_unserved(std::vector<BenchShape>& shapes, Device device);
+
 }  // namespace mla::cli
