@@ -2,6 +2,9 @@
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
 
 #include "mla/version.hpp"
 #include "tools/tool.hpp"
@@ -74,6 +77,17 @@ TEST(CommandLineTools, DevicesAreCpuCudaOrCudaWithItsNumber) {
     const ToolResult result = run_tool({"replay", "trace", "--device", name});
     EXPECT_EQ(result.status, 2) << name;
     EXPECT_THAT(result.err, HasSubstr("expected cpu, cuda or cuda:N, got " + std::string(name)));
+  }
+}
+
+TEST(CommandLineTools, ADeviceThatIsNotThereIsRefusedInTheNameOfItsOption) {
+  for (const char* command : {"replay", "bench", "layer"}) {
+    std::vector<std::string> arguments = {command, "--device", "cuda:999"};
+    if (command != std::string_view("bench")) arguments.emplace_back("a_file");
+    const ToolResult result = run_tool(arguments);
+    EXPECT_EQ(result.status, 2) << command;
+    EXPECT_THAT(result.err, HasSubstr(std::string(command) + ": --device: expected "));
+    EXPECT_THAT(result.err, HasSubstr(", got cuda:999"));
   }
 }
 

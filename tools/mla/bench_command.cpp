@@ -266,7 +266,7 @@ void add_bench_command(CLI::App& app, int& status) {
   add_json_option(*command, options->json);
   command->callback([options, &status] {
     check_writable(options->json);
-    const Device device = parse_device(options->device);
+    const Device device = find_device(options->device, "bench");
     if (device.kind == DeviceKind::kCpu) {
       status = run_bench(*options);
       return;

@@ -3,10 +3,12 @@
 #include <charconv>
 #include <optional>
 
+#include "device/runtime.hpp"
+
 namespace mla::cli {
 namespace {
 
-std::optional<Device> find_device(const std::string& text) {
+std::optional<Device> read_device(const std::string& text) {
   if (text == "cpu") return Device{};
   if (text == "cuda") return Device{DeviceKind::kCuda, 0};
   constexpr std::string_view kPrefix = "cuda:";
@@ -23,11 +25,17 @@ std::optional<Device> find_device(const std::string& text) {
 CLI::Validator device_option() {
   return CLI::Validator(
       [](std::string& text) {
-        return find_device(text) ? std::string() : "expected cpu, cuda or cuda:N, got " + text;
+        return read_device(text) ? std::string() : "expected cpu, cuda or cuda:N, got " + text;
       },
       "DEVICE");
 }
 
-Device parse_device(const std::string& text) { return find_device(text).value_or(Device{}); }
+Device parse_device(const std::string& text) { return read_device(text).value_or(Device{}); }
+
+Device find_device(const std::string& text, const char* command) {
+  const Device device = parse_device(text);
+  device::runtime_of(device, "--device", command);  // throws
+  return device;
+}
 
 }  // namespace mla::cli

@@ -8,6 +8,7 @@
 
 #include "cases/layer_case.hpp"
 #include "mla/command.hpp"
+#include "mla/device_option.hpp"
 #include "mla/number_option.hpp"
 #include "mla/output.hpp"
 #include "mla/supports.hpp"
@@ -34,11 +35,11 @@ DType dtype_named(const std::string& name) {
 }
 
 int run(const LayerArguments& arguments) {
+  const Device device = find_device(arguments.device, "layer");
   const cases::LayerFile file(arguments.path);
   const cases::LayerRun run{
       .dtype = dtype_named(arguments.dtype),
-      .device = {.kind = arguments.device == "cuda" ? DeviceKind::kCuda : DeviceKind::kCpu,
-                 .index = 0},
+      .device = device,
       .page_size = arguments.page_size,
       .heads = {},
       .kernel = arguments.kernel,
@@ -85,8 +86,8 @@ void add_layer_command(CLI::App& app, int& status) {
       "layer", "runs an attention layer's file in one pass, in chunks and token by token");
   const auto arguments = std::make_shared<LayerArguments>();
   command->add_option("file", arguments->path, "safetensors file, see docs/layer.md")->required();
-  command->add_option("--device", arguments->device, "where to run")
-      ->check(CLI::IsMember({"cpu", "cuda"}))
+  command->add_option("--device", arguments->device, "where to run: cpu, cuda or cuda:N")
+      ->transform(device_option())
       ->capture_default_str();
   command->add_option("--dtype", arguments->dtype, "of the activations and the cache; fp16 on CUDA")
       ->check(CLI::IsMember({"fp32", "bf16", "fp16"}))

@@ -105,7 +105,8 @@ void add_options(CLI::App& command, ReplayOptions& options) {
       ->check(CLI::IsMember({"bf16", "fp16", "fp32"}));
   command
       .add_option_function<std::string>(
-          "--device", [&options](const std::string& name) { options.device = parse_device(name); },
+          "--device",
+          [&options](const std::string& name) { options.device = find_device(name, "replay"); },
           "where it runs: cpu, cuda or cuda:N (cpu)")
       ->transform(device_option());
   integer("--threads", options.num_threads, 1, 1024, "threads (all processors)");
