@@ -116,9 +116,11 @@ class MLA_API PagedAttention {
   void plan(const Batch& batch, const PlanOptions& options, Stream stream = {});
 
   /// Attends with the current plan; any number of times. T must be the plan's tokens or, under a
-  /// lease, the bucket's. Writes every row of out (and lse) and no other byte. Checks of constant
+  /// lease, the bucket's; in a capture it must be the bucket's, since later plans of up to as many
+  /// are replayed into the same tensors. Writes every row of out (and lse) and no other byte. Checks of constant
   /// cost; allocates nothing. On the CPU it returns when the output is there.
-  /// Throws InvalidState (no plan), InvalidArgument (a tensor does not match the plan).
+  /// Throws InvalidState (no plan; a stream in a capture where the object was created without
+  /// `capture`), InvalidArgument (a tensor does not match the plan).
   void run(const RunArgs& args, Stream stream = {});
 
   /// To be called for the stream of a replay before every replay of a graph that captured runs of

@@ -152,8 +152,11 @@ class MLA_API AttentionResource final : public Resource {
   TensorView<const int32_t, 1> kv_len_buf(std::string_view label = "main", int32_t pass = 0) const;
 
   /// Writes to out[i] row qo_indptr[i + 1] - 1 of `hidden` for each row i of the plan, the
-  /// bucket's under a lease; zeros for a row without queries. On the device, safe to capture.
-  /// hidden [T, D], out [rows, D]: one dtype, last dimension contiguous, not overlapping.
+  /// bucket's under a lease; zeros for a row without queries. On the device; can be captured under
+  /// a bucket. hidden [T, D], T as in PagedAttention::run; out [rows, D]: one dtype, last dimension
+  /// contiguous, not overlapping.
+  /// Throws InvalidState (nothing planned; a stream in a capture and a plan under no bucket),
+  /// InvalidArgument (label and pass are not in the plan, tensors).
   void select_last_hidden(const ConstTensor<2>& hidden, const Tensor<2>& out,
                           std::string_view label = "main", int32_t pass = 0,
                           Stream stream = {}) const;

@@ -195,6 +195,12 @@ struct PagedAttention::Impl {
         .executor = choice.executor.get()};
   }
 
+  TokenCounts token_counts(const PlanInfo& plan, bool in_capture) const {
+    TokenCounts counts{.planned = plan.num_tokens, .in_capture = in_capture};
+    if (config.bucket) counts.bucket = config.bucket->num_tokens;
+    return counts;
+  }
+
   const PlanInfo& current(const char* where) const {
     if (!info) {
       throw_state({.what = "plan", .where = where, .expected = "a plan before it", .got = "none"});
@@ -247,17 +253,18 @@ void PagedAttention::plan(const Batch& batch, const PlanOptions& options, Stream
 void PagedAttention::run(const RunArgs& args, Stream stream) {
   Impl& impl = *impl_;
   const PlanInfo& info = impl.current("PagedAttention::run");
-  check_run(args, impl.config, info.num_tokens);
-  if (args.q_nope.shape[0] == 0) return;
-  const AttentionImpl& kernel = *impl.choice.impl;
-  const AttentionLaunch launch = impl.launch_of(args, info.num_rows);
-  if (impl.runtime.is_immediate()) return cpu::run_schedule(kernel, launch);
-  if (impl.runtime.is_capturing(stream) && !impl.config.capture) {
+  const bool in_capture = impl.runtime.is_capturing(stream);
+  if (in_capture && !impl.config.capture) {
     throw_state({.what = "stream",
                  .where = "PagedAttention::run",
                  .expected = "no capture, since the object was created without `capture`",
                  .got = "a stream in a capture"});
   }
+  check_run(args, impl.config, impl.token_counts(info, in_capture));
+  if (args.q_nope.shape[0] == 0) return;
+  const AttentionImpl& kernel = *impl.choice.impl;
+  const AttentionLaunch launch = impl.launch_of(args, info.num_rows);
+  if (impl.runtime.is_immediate()) return cpu::run_schedule(kernel, launch);
   impl.staged.order_readers(stream);
   if (kernel.launch != nullptr) return kernel.launch(launch, stream);
   impl.runtime.submit(stream, "attention",

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -46,7 +47,21 @@ void check_lent_memory(std::span<const std::byte> lent, size_t needed, const cha
 /// Throws InvalidArgument where it is none of the enumeration's values.
 void check_lse_base(LseBase base, const char* what, const char* where);
 
-/// Checks of constant cost. `num_tokens` is the plan's.
-void check_run(const RunArgs& args, const AttentionConfig& config, int64_t num_tokens);
+/// The query tokens that tensors which follow a plan may have: the plan's or the bucket's. In a
+/// capture the bucket's alone: later plans of up to as many are replayed into the same tensors.
+struct TokenCounts {
+  int64_t planned = 0;
+  std::optional<int64_t> bucket{};  ///< there in a capture
+  bool in_capture = false;
+
+  bool accept(int64_t num_tokens) const {
+    return (num_tokens == planned && !in_capture) || num_tokens == bucket;
+  }
+  /// For messages.
+  std::string expected() const;
+};
+
+/// Checks of constant cost.
+void check_run(const RunArgs& args, const AttentionConfig& config, const TokenCounts& tokens);
 
 }  // namespace mla

@@ -31,21 +31,22 @@ void check_cache_part(const TensorName& name, const ConstTensor<3>& tensor, int6
   check(0, page, ", the page stride declared at creation");
 }
 
-int64_t check_num_tokens(const RunArgs& args, const AttentionConfig& config, int64_t num_tokens) {
-  const int64_t got = args.q_nope.shape[0];
-  if (got == num_tokens || (config.bucket && got == config.bucket->num_tokens)) return got;
-  refuse_tensor(
-      {kRun, "q_nope"}, ".shape[0]",
-      std::to_string(num_tokens) + " query tokens, as planned" +
-          (config.bucket ? ", or " + std::to_string(config.bucket->num_tokens) + ", the bucket's"
-                         : ""),
-      std::to_string(got));
-}
-
 }  // namespace
 
-void check_run(const RunArgs& args, const AttentionConfig& config, int64_t num_tokens) {
-  const int64_t tokens = check_num_tokens(args, config, num_tokens);
+std::string TokenCounts::expected() const {
+  std::string text;
+  if (!in_capture) text = std::to_string(planned) + " query tokens, as planned";
+  if (!in_capture && bucket) text += ", or ";
+  if (bucket) text += std::to_string(*bucket) + ", the bucket's";
+  if (in_capture) text += ", in a capture";
+  return text;
+}
+
+void check_run(const RunArgs& args, const AttentionConfig& config, const TokenCounts& counts) {
+  const int64_t tokens = args.q_nope.shape[0];
+  if (!counts.accept(tokens)) {
+    refuse_tensor({kRun, "q_nope"}, ".shape[0]", counts.expected(), std::to_string(tokens));
+  }
   if (tokens == 0) return;  // nothing is read or written: even empty views will do
   const int64_t heads = config.geometry.num_heads;
   const int64_t rank = config.geometry.kv_lora_rank;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "core/checks.hpp"
+#include "device/runtime.hpp"
 #include "engine/attention_rows.hpp"
 #include "engine/lease.hpp"
 #include "engine/select_rows.hpp"
@@ -437,10 +438,18 @@ void AttentionResource::select_last_hidden(const ConstTensor<2>& hidden, const T
                                            Stream stream) const {
   PagedAttention& attention =
       *impl_->entry("AttentionResource::select_last_hidden", label, pass).attention;
-  const auto& bucket = impl_->current.set->lease.bucket;
+  TokenCounts tokens{.planned = attention.info().num_tokens,
+                     .in_capture = device::runtime_of(impl_->config.device).is_capturing(stream)};
+  if (const auto& bucket = impl_->current.set->lease.bucket) {
+    tokens.bucket = bucket->shape.num_tokens;
+  } else if (tokens.in_capture) {
+    throw_state({.what = "stream",
+                 .where = "AttentionResource::select_last_hidden",
+                 .expected = "no capture, since the plan is under no bucket",
+                 .got = "a stream in a capture"});
+  }
   attention.order_replay(stream);
-  engine::select_last_rows(attention.qo_indptr_buf(), attention.info().num_tokens,
-                           bucket ? bucket->shape.num_tokens : -1, hidden, out, stream);
+  engine::select_last_rows(attention.qo_indptr_buf(), tokens, hidden, out, stream);
 }
 
 const std::string& AttentionResource::kernel() const noexcept { return impl_->kernel; }

@@ -33,17 +33,12 @@ void check_rows(const std::string& name, const TensorView<T, 2>& tensor, Device 
 
 }  // namespace
 
-void select_last_rows(const TensorView<const int32_t, 1>& qo_indptr, int64_t num_tokens,
-                      int64_t bucket_tokens, const ConstTensor<2>& hidden, const Tensor<2>& out,
-                      Stream stream) {
+void select_last_rows(const TensorView<const int32_t, 1>& qo_indptr, const TokenCounts& tokens,
+                      const ConstTensor<2>& hidden, const Tensor<2>& out, Stream stream) {
   check_rows("hidden", hidden, qo_indptr.device);
   check_rows("out", out, qo_indptr.device);
-  if (hidden.shape[0] != num_tokens && hidden.shape[0] != bucket_tokens) {
-    refuse(
-        "hidden.shape[0]",
-        std::to_string(num_tokens) + " = the plan's tokens" +
-            (bucket_tokens < 0 ? "" : ", or " + std::to_string(bucket_tokens) + " of the bucket"),
-        std::to_string(hidden.shape[0]));
+  if (!tokens.accept(hidden.shape[0])) {
+    refuse("hidden.shape[0]", tokens.expected(), std::to_string(hidden.shape[0]));
   }
   if (hidden.dtype > DType::kInt64) {
     refuse("hidden.dtype", "a dtype", std::to_string(static_cast<int>(hidden.dtype)));

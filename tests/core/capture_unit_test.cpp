@@ -225,6 +225,29 @@ TEST_F(CaptureUnit, CaptureWithoutABucketOrWithoutAskingIsRefused) {
   runtime.destroy_graph(runtime.end_capture(stream));
 }
 
+// A plan of two and a graph of it: a later plan of eight would be replayed into tensors of two.
+TEST_F(CaptureUnit, CapturedRunTakesTheBucketsTokensAlone) {
+  PagedAttention attention(config());
+  plan(attention, {{1}, {2}}, stream);
+  runtime.begin_capture(stream);
+  EXPECT_THROW(attention.run(args(2), stream), InvalidArgument);
+  runtime.destroy_graph(runtime.end_capture(stream));
+
+  plan(attention, {}, stream);
+  attention.run(args(0), stream);
+  runtime.begin_capture(stream);
+  EXPECT_THROW(attention.run(args(0), stream), InvalidArgument);
+  attention.run(args(), stream);
+  const device::Graph graph = runtime.end_capture(stream);
+  plan(attention, {{1}, {2}}, stream);
+  attention.run(args(2), stream);  // as planned, outside a capture
+  runtime.replay(graph, stream);
+  out.download(stream);
+  device.finish_all();
+  expect_means({{1}, {2}});
+  runtime.destroy_graph(graph);
+}
+
 TEST_F(CaptureUnit, PlanInsideACaptureIsRefusedAndTheLastOneStays) {
   PagedAttention attention(config());
   plan(attention, {{5}}, stream);

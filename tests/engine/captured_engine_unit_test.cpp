@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "device/graph_device.hpp"
+#include "device/runtime.hpp"
 #include "engine/mini_engine.hpp"
 #include "mla/error.hpp"
 #include "mla/graph_runner.hpp"
@@ -305,6 +306,35 @@ TEST_F(CapturedEngineUnit, RowsScatteredBySlotsOfTheResourceFollowLaterPlans) {
   engine.runner.plan(eager, {}, stream);
   EXPECT_THROW(engine.kv.slots_buf(), InvalidState) << "no bucket: the slots are on the host";
   engine.abandon();
+}
+
+// Later plans of up to the bucket's tokens are replayed into the tensors of a capture.
+TEST_F(CapturedEngineUnit, ACaptureTakesTheBucketsTokensAlone) {
+  engine.kv.open({.request = 1});
+  const Step wanted = MiniEngine::step_of({{.request = 1, .span = 2}});
+  const auto select = [&](int64_t num_tokens, int64_t num_rows) {
+    engine.attention.select_last_hidden(hidden.view(std::array<int64_t, 2>{num_tokens, 1}),
+                                        last.view(std::array<int64_t, 2>{num_rows, 1}), "main", 0,
+                                        stream);
+  };
+  device::Runtime& runtime = device::runtime_of(device.device());
+  ASSERT_TRUE(engine.runner.admit(wanted));
+  engine.runner.plan(wanted, graphs.lease("decode", 8, kTokens), stream);
+  select(2, 8);
+  runtime.begin_capture(stream);
+  EXPECT_THROW(select(2, 8), InvalidArgument);
+  select(kTokens, 8);
+  runtime.destroy_graph(runtime.end_capture(stream));
+  engine.abandon();
+
+  ASSERT_TRUE(engine.runner.admit(wanted));
+  engine.runner.plan(wanted, {}, stream);
+  select(2, 1);
+  runtime.begin_capture(stream);
+  EXPECT_THROW(select(2, 1), InvalidState) << "no bucket";
+  runtime.destroy_graph(runtime.end_capture(stream));
+  engine.abandon();
+  device.finish_all();
 }
 
 TEST_F(CapturedEngineUnit, ReplaysAllocateNothing) {
