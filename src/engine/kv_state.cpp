@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "device/runtime.hpp"
 #include "engine/text.hpp"
 #include "mla/error.hpp"
 
@@ -36,7 +37,7 @@ KvState::KvState(LatentPool& lent_pool, const KvOptions& options)
       page_size(lent_pool.config().page_size),
       checks_itself(options.check_every_call.value_or(built_with_assertions())),
       pages(static_cast<int32_t>(lent_pool.config().num_pages)),
-      slot_buffers(lent_pool.config().device),
+      slot_buffers(device::runtime_of(lent_pool.config().device)),
       leaving(lent_pool.config().num_pages, 0) {}
 
 const StreamState& KvState::get(const KvStream& name, const char* where) const {

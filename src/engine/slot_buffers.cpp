@@ -1,11 +1,9 @@
 #include "engine/slot_buffers.hpp"
 
 #include <algorithm>
-#include <cstring>
+#include <iterator>
 
 namespace mla::engine {
-
-SlotBuffers::SlotBuffers(Device device) : runtime_(device::runtime_of(device)) {}
 
 void SlotBuffers::stage(const SlotLease& lease, std::span<const LabelPlan> plans, Stream stream,
                         std::vector<device::StagedBuffer*>& out) {
@@ -13,15 +11,15 @@ void SlotBuffers::stage(const SlotLease& lease, std::span<const LabelPlan> plans
   if (!lease.bucket || runtime_.is_immediate()) return;
   const int64_t num_slots = lease.bucket->shape.num_tokens;
   const auto write = [&](device::StagedBuffer& staged, std::span<const int64_t> slots) {
-    std::memcpy(staged.begin_write(stream), slots.data(), slots.size_bytes());
-    staged.end_write(slots.size_bytes(), stream);
+    auto* to = reinterpret_cast<int64_t*>(staged.begin_write(stream));
+    std::fill_n(std::ranges::copy(slots, to).out, num_slots - std::ssize(slots), -1);
+    staged.end_write(static_cast<size_t>(num_slots) * sizeof(int64_t), stream);
     out.push_back(&staged);
   };
   for (const LabelPlan& plan : plans) write(find(lease, plan.label, num_slots).staged, plan.slots);
-  const std::vector<int64_t> none(static_cast<size_t>(num_slots), -1);
   for (const auto& buffer : buffers_) {
     const bool planned = std::ranges::find(plans, buffer->label, &LabelPlan::label) != plans.end();
-    if (!planned && buffer->lease == lease) write(buffer->staged, none);
+    if (!planned && buffer->lease == lease) write(buffer->staged, {});
   }
 }
 

@@ -15,10 +15,11 @@ namespace mla::engine {
 /// buffer for each bucket, slot and label, at an address that stays.
 class SlotBuffers {
  public:
-  explicit SlotBuffers(Device device);
+  explicit SlotBuffers(device::Runtime& runtime) : runtime_(runtime) {}
 
   /// Stages each plan's slots; `out` gets a buffer for each plan, then those of the bucket's other
-  /// labels, whose replayed writes must go nowhere. It gets none on a device that does its work at
+  /// labels, whose replayed writes must go nowhere. The first plan of a lease and label makes its
+  /// buffer; what comes later allocates nothing. It gets none on a device that does its work at
   /// once or without a bucket: then the host's arrays are read. No plan has more slots than the
   /// bucket has tokens.
   void stage(const SlotLease& lease, std::span<const LabelPlan> plans, Stream stream,
