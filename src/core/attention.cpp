@@ -84,14 +84,16 @@ struct ReleaseMemory {
 };
 using DeviceBytes = std::unique_ptr<std::byte, ReleaseMemory>;
 
-DeviceBytes allocate(device::Runtime& runtime, size_t bytes) {
+// What `make` makes of memory that the limits ask for; `what` it is is said where there is none.
+template <class Make>
+auto allocate(size_t bytes, const std::string& what, const Make& make) {
   try {
-    return {static_cast<std::byte*>(runtime.allocate(bytes)), ReleaseMemory{&runtime}};
+    return make();
   } catch (const std::bad_alloc&) {
     throw_invalid({.what = "limits and splits",
                    .where = kCreate,
-                   .expected = "values whose scratch fits in memory",
-                   .got = std::to_string(bytes) + " bytes of scratch"});
+                   .expected = "values whose " + what + " fits in memory",
+                   .got = std::to_string(bytes) + " bytes of " + what});
   }
 }
 
@@ -122,10 +124,14 @@ struct PagedAttention::Impl {
         runtime(device::runtime_of(wanted.device)),
         image(limits_of(wanted), wanted.geometry, choice.num_workers, wanted.splits,
               choice.cost_model),
-        staged(runtime, image.max_bytes()),
+        staged(allocate(image.max_bytes(), "plan",
+                        [this] { return device::StagedBuffer(runtime, image.max_bytes()); })),
         scratch(lay_out(config, choice)) {
     if (config.scratch.empty()) {
-      owned_scratch = allocate(runtime, scratch.bytes);
+      owned_scratch = allocate(scratch.bytes, "scratch", [this] {
+        return DeviceBytes(static_cast<std::byte*>(runtime.allocate(scratch.bytes)),
+                           ReleaseMemory{&runtime});
+      });
       scratch_memory = owned_scratch.get();
     } else {
       check_lent_memory(config.scratch, scratch.bytes, "scratch", kCreate);

@@ -77,6 +77,16 @@ class Runtime {
   virtual Operations& operations() = 0;
 };
 
+/// Does what must not throw: cleaning up in a destructor, or while another error is under way. An
+/// error of the device ends it and is not told; one that stays is thrown by the next call that may.
+template <class Work>
+void quietly(const Work& work) noexcept {
+  try {
+    work();
+  } catch (...) {  // NOLINT(bugprone-empty-catch): see above
+  }
+}
+
 /// Null, and what there is instead, where the build or the machine has no such device. Allocates
 /// only then.
 MLA_API Runtime* find_runtime(Device device, std::string& instead);

@@ -4,25 +4,26 @@
 
 namespace mla::device {
 
-StagedBuffer::StagedBuffer(Runtime& runtime, size_t bytes)
-    : runtime_(runtime), device_(static_cast<std::byte*>(runtime.allocate(bytes))) {
+StagedBuffer::StagedBuffer(Runtime& runtime, size_t bytes) : StagedBuffer(runtime) {
+  // From here on the destructor gives back what is there, should what comes next throw.
+  device_ = static_cast<std::byte*>(runtime.allocate(bytes));
   if (runtime.is_immediate()) return;
   for (Slot& slot : ring_) {
-    slot = {.memory = static_cast<std::byte*>(runtime.allocate_staging(bytes)),
-            .copied = runtime.create_event()};
+    slot.memory = static_cast<std::byte*>(runtime.allocate_staging(bytes));
+    slot.copied = runtime.create_event();
   }
   read_ = runtime.create_event();
 }
 
 StagedBuffer::~StagedBuffer() {
-  if (!runtime_.is_immediate()) {
-    for (Slot& slot : ring_) {
-      runtime_.wait_on_host(slot.copied);
+  for (const Slot& slot : ring_) {
+    if (slot.copied.handle != nullptr) {
+      quietly([&] { runtime_.wait_on_host(slot.copied); });
       runtime_.destroy_event(slot.copied);
-      runtime_.release_staging(slot.memory);
     }
-    runtime_.destroy_event(read_);
+    runtime_.release_staging(slot.memory);
   }
+  if (read_.handle != nullptr) runtime_.destroy_event(read_);
   runtime_.release(device_);
 }
 
@@ -35,6 +36,7 @@ std::byte* StagedBuffer::begin_write(Stream stream) {
          .expected = "a stream that is not in a capture: a replay would copy this plan again",
          .got = "one that is"});
   }
+  require_reader_outside_a_capture(stream, "PagedAttention::plan");
   Slot& slot = ring_[static_cast<size_t>(next_)];
   if (!runtime_.is_reached(slot.copied)) runtime_.wait_on_host(slot.copied);
   return slot.memory;
@@ -63,6 +65,7 @@ void StagedBuffer::end_write(size_t bytes, Stream stream) {
 void StagedBuffer::order_readers(Stream stream) {
   if (runtime_.is_immediate() || last_ < 0 || runtime_.is_capturing(stream)) return;
   if (has_reader_ && read_on_ == stream) return;
+  require_reader_outside_a_capture(stream, "PagedAttention::run");
   if (has_reader_) {  // a second reading stream: it goes behind the first, so that one event is
                       // enough
     runtime_.record(read_, read_on_);
@@ -73,6 +76,16 @@ void StagedBuffer::order_readers(Stream stream) {
   }
   read_on_ = stream;
   has_reader_ = true;
+}
+
+void StagedBuffer::require_reader_outside_a_capture(Stream stream, const char* where) const {
+  if (!has_reader_ || read_on_ == stream || !runtime_.is_capturing(read_on_)) return;
+  throw_state({.what = "stream",
+               .where = where,
+               .expected =
+                   "the stream of the latest run, or one outside a capture as the latest: an"
+                   " event of that one would pull this one into the capture",
+               .got = "another stream while that one is in a capture"});
 }
 
 }  // namespace mla::device

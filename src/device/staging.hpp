@@ -13,13 +13,15 @@ namespace mla::device {
 /// place itself.
 ///
 /// Copies and the work that reads them may be on different streams; order_readers() and the write
-/// itself keep them apart.
+/// itself keep them apart. Each stream must live until the next write.
 class StagedBuffer {
  public:
   static constexpr int kDepth = 4;
 
-  /// Allocates everything. `bytes` is the most that one write may have.
+  /// Allocates everything. `bytes` is the most that one write may have. Throws std::bad_alloc,
+  /// CudaError.
   StagedBuffer(Runtime& runtime, size_t bytes);
+  /// Waits for the copies in flight.
   ~StagedBuffer();
   StagedBuffer(const StagedBuffer&) = delete;
   StagedBuffer& operator=(const StagedBuffer&) = delete;
@@ -28,14 +30,16 @@ class StagedBuffer {
   std::byte* device_data() const { return device_; }
 
   /// Where the host may write next. Waits only when kDepth copies are in flight.
-  /// Throws InvalidState when the stream is in a capture.
+  /// Throws InvalidState when the stream is in a capture, or it is not that of the latest reader
+  /// and that is.
   std::byte* begin_write(Stream stream);
   /// Copies the first `bytes` of it, behind everything that read the previous contents.
   void end_write(size_t bytes, Stream stream);
 
   /// To be called before work that reads the contents is queued on the stream. Costs nothing where
   /// the stream is that of the last write. Inside a capture it does nothing: who replays the graph
-  /// calls it for the stream of the replay.
+  /// calls it for the stream of the replay. Throws InvalidState as begin_write, of another stream's
+  /// capture.
   void order_readers(Stream stream);
 
  private:
@@ -43,6 +47,9 @@ class StagedBuffer {
     std::byte* memory = nullptr;
     Event copied{};
   };
+
+  explicit StagedBuffer(Runtime& runtime) : runtime_(runtime) {}
+  void require_reader_outside_a_capture(Stream stream, const char* where) const;
 
   Runtime& runtime_;
   std::byte* device_ = nullptr;

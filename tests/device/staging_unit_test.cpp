@@ -6,6 +6,7 @@
 #include <random>
 #include <vector>
 
+#include "device/host_runtime.hpp"
 #include "device/staging.hpp"
 #include "mla/error.hpp"
 #include "mla/recording_device.hpp"
@@ -84,6 +85,48 @@ TEST_F(StagingUnit, WriteInsideACaptureIsRefused) {
   runtime.begin_capture({});
   EXPECT_THROW(buffer.begin_write({}), InvalidState);
   runtime.destroy_graph(runtime.end_capture({}));
+}
+
+TEST_F(StagingUnit, AReaderInACaptureKeepsOtherStreamsOut) {
+  const Stream planning = device.create_stream(), running = device.create_stream();
+  write(1, planning);
+  read(running);
+  runtime.begin_capture(running);
+  // An event of that stream belongs to the capture: who waits for it would be captured too.
+  EXPECT_THROW(buffer.begin_write(planning), InvalidState);
+  EXPECT_THROW(buffer.order_readers(planning), InvalidState);
+  runtime.destroy_graph(runtime.end_capture(running));
+  write(2, planning);
+  read(planning);
+  device.finish_all();
+  EXPECT_THAT(seen, ElementsAre(1, 2));
+}
+
+TEST(StagingMemory, IsGivenBackWhereALaterPartIsNotToBeHad) {
+  test::HostRuntime runtime;
+  int64_t num_parts = 0;
+  {
+    const StagedBuffer whole(runtime, 64);
+    num_parts = runtime.num_held;
+  }
+  ASSERT_EQ(num_parts, 2 + 2 * StagedBuffer::kDepth);
+  EXPECT_EQ(runtime.num_held, 0);
+  for (int64_t part = 0; part < num_parts; ++part) {
+    runtime.num_left = part;
+    EXPECT_ANY_THROW(StagedBuffer(runtime, 64)) << part;
+    EXPECT_EQ(runtime.num_held, 0) << part;
+  }
+}
+
+TEST(StagingMemory, IsGivenBackByADeviceThatFails) {
+  test::HostRuntime runtime;
+  {
+    StagedBuffer buffer(runtime, 64);
+    buffer.begin_write({});
+    buffer.end_write(64, {});
+    runtime.waits_fail = true;
+  }  // whose destructor must not throw
+  EXPECT_EQ(runtime.num_held, 0);
 }
 
 TEST(StagingOnTheCpu, WritesTheDevicesPlaceItself) {
