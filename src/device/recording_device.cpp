@@ -12,6 +12,7 @@
 
 #include "cpu/operations.hpp"
 #include "device/runtimes.hpp"
+#include "mla/error.hpp"
 
 namespace mla {
 namespace device {
@@ -149,6 +150,12 @@ class RecordingRuntime final : public Runtime {
   Graph end_capture(Stream stream) override {
     note("end capture");
     QueuedStream& queued = streams_[stream.handle];
+    if (!queued.capturing) {
+      throw_state({.what = "stream",
+                   .where = "end_capture",
+                   .expected = "one in a capture",
+                   .got = "one that is in none"});
+    }
     queued.capturing = false;
     graphs_.push_back(std::make_unique<RecordedGraph>(
         RecordedGraph{std::exchange(queued.captured, {}), memory_}));

@@ -92,6 +92,7 @@ struct GraphRunner::Impl {
     }
   }
   ~Impl() {
+    for (const Stream stream : streams) device::quietly([&] { runtime.synchronize(stream); });
     forget_graphs();
     for (const device::Event event : slot_done) runtime.destroy_event(event);
   }
@@ -131,7 +132,8 @@ struct GraphRunner::Impl {
     try {
       body(context, stream);
     } catch (...) {
-      runtime.destroy_graph(runtime.end_capture(stream));
+      // The body's error is told, also where it has broken the capture.
+      device::quietly([&] { runtime.destroy_graph(runtime.end_capture(stream)); });
       throw;
     }
     graphs.push_back({.bucket = bucket,
@@ -141,8 +143,8 @@ struct GraphRunner::Impl {
     return graphs.back();
   }
 
-  void forget_graphs() {
-    for (const Stream stream : streams) runtime.synchronize(stream);
+  // What replays them is done.
+  void forget_graphs() noexcept {
     for (const CapturedGraph& captured : graphs) runtime.destroy_graph(captured.graph);
     graphs.clear();
     streams.clear();
@@ -199,6 +201,9 @@ bool GraphRunner::is_captured(const SlotLease& lease, std::string_view piece) co
   return impl_->find(lease, piece) != nullptr;
 }
 
-void GraphRunner::clear() { impl_->forget_graphs(); }
+void GraphRunner::clear() {
+  for (const Stream stream : impl_->streams) impl_->runtime.synchronize(stream);
+  impl_->forget_graphs();
+}
 
 }  // namespace mla

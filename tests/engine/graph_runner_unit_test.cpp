@@ -222,6 +222,38 @@ TEST_F(GraphRunnerUnit, AFailedCaptureLeavesNothingBehind) {
   EXPECT_THAT(seen, ElementsAre(5));
 }
 
+TEST_F(GraphRunnerUnit, ABodyThatBreaksTheCaptureIsToldByItsOwnError) {
+  GraphRunner graphs(steps, options());
+  Step wanted;
+  wanted.part<NumberStep>("number");
+  const SlotLease lease = graphs.lease("decode", 1, 1);
+  ASSERT_TRUE(steps.admit(wanted));
+  steps.plan(wanted, lease, stream);
+  EXPECT_THROW(graphs.run(lease, stream,
+                          [&](Stream s) {
+                            runtime.destroy_graph(runtime.end_capture(s));
+                            throw std::runtime_error("model");
+                          }),
+               std::runtime_error);
+}
+
+TEST_F(GraphRunnerUnit, IsDestroyedOnADeviceThatFails) {
+  const auto fail = [&] {
+    runtime.submit(stream, "fault", [] { throw CudaError({"fault", "kernel", "", ""}, 700); });
+  };
+  {
+    GraphRunner graphs(steps, options());
+    step(steps, number, graphs, 1, 2, stream);
+    fail();
+    EXPECT_THROW(graphs.clear(), CudaError);
+    const SlotLease lease = graphs.lease("decode", 2, 2);
+    EXPECT_TRUE(graphs.is_captured({.slot = 1 - lease.slot, .bucket = lease.bucket})) << "kept";
+    fail();
+  }  // whose destructor must not throw
+  device.finish_all();
+  EXPECT_THAT(device.violations(), IsEmpty());
+}
+
 TEST_F(GraphRunnerUnit, RefusesWhatItCannotServe) {
   GraphOptions none = options();
   none.device = Device{};

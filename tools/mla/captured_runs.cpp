@@ -13,7 +13,7 @@ CapturedRuns::CapturedRuns(Device device, Stream stream, int64_t num_runs,
   try {
     for (int64_t index = 0; index < num_runs_; ++index) run(index);
   } catch (...) {
-    runtime_.destroy_graph(runtime_.end_capture(stream_));
+    device::quietly([this] { runtime_.destroy_graph(runtime_.end_capture(stream_)); });
     throw;
   }
   graph_ = runtime_.end_capture(stream_);
