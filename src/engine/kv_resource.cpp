@@ -199,11 +199,13 @@ void KvResource::write(int32_t layer, std::string_view label, const ConstTensor<
                        const ConstTensor<2>& kpe, Stream stream) {
   const size_t i = impl_->find_plan(label, "KvResource::write");
   const LabelPlan& plan = impl_->current.layout.plans()[i];
-  const bool is_padded = ckv.shape[0] != plan.num_new_rows();
+  const bool is_staged = !impl_->current.device_slots.empty();
+  // In a capture the rows are the bucket's: later plans that are replayed may have more than this.
+  const bool is_padded =
+      ckv.shape[0] != plan.num_new_rows() ||
+      (is_staged && device::runtime_of(impl_->pool.config().device).is_capturing(stream));
   const auto slots = is_padded ? plan.slots : plan.slots.first(plan.num_new_rows());
-  if (impl_->current.device_slots.empty()) {
-    return impl_->pool.append(layer, slots, ckv, kpe, stream);
-  }
+  if (!is_staged) return impl_->pool.append(layer, slots, ckv, kpe, stream);
   impl_->pool.append_at(layer, impl_->staged_slots(i, std::ssize(slots), stream), ckv, kpe, stream);
 }
 

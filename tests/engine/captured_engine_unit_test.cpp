@@ -317,13 +317,21 @@ TEST_F(CapturedEngineUnit, ACaptureTakesTheBucketsTokensAlone) {
                                         last.view(std::array<int64_t, 2>{num_rows, 1}), "main", 0,
                                         stream);
   };
+  const auto write = [&](int64_t num_tokens) {
+    const auto rows = layers[0].new_rows.view(std::array<int64_t, 2>{num_tokens, kLatent});
+    engine.kv.write(0, "main", columns(rows, 0, MiniEngine::kRank),
+                    columns(rows, MiniEngine::kRank, MiniEngine::kRope), stream);
+  };
   device::Runtime& runtime = device::runtime_of(device.device());
   ASSERT_TRUE(engine.runner.admit(wanted));
   engine.runner.plan(wanted, graphs.lease("decode", 8, kTokens), stream);
   select(2, 8);
+  write(2);
   runtime.begin_capture(stream);
   EXPECT_THROW(select(2, 8), InvalidArgument);
+  EXPECT_THROW(write(2), InvalidArgument);
   select(kTokens, 8);
+  write(kTokens);
   runtime.destroy_graph(runtime.end_capture(stream));
   engine.abandon();
 
