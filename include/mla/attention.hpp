@@ -96,11 +96,15 @@ struct PlanInfo {
 ///
 /// One object serves one stream of plans; two objects are independent and may run at once. Calls
 /// on one object must not overlap.
+///
+/// Streams that plan, run and order_replay are given must live until the next plan has returned, or
+/// as long as the object where there is none: that plan is put behind what they have queued.
 class MLA_API PagedAttention {
  public:
   /// Chooses the kernel and takes all memory that plans within the limits need.
   /// Throws InvalidArgument (a value out of range, no kernel for the shape, capture on the CPU,
-  /// scratch smaller than scratch_bytes(config): the message gives both).
+  /// scratch smaller than scratch_bytes(config): the message gives both; limits whose memory is not
+  /// to be had), CudaError.
   explicit PagedAttention(const AttentionConfig& config);
   ~PagedAttention();
   PagedAttention(PagedAttention&&) noexcept;
@@ -112,21 +116,26 @@ class MLA_API PagedAttention {
 
   /// Checks every index array, computes the schedule and stages it. Host arrays only; they may be
   /// changed once it returns. Throws InvalidArgument naming the argument and the entry; the
-  /// previous plan then stays usable. Does not allocate after the first plans of a size.
+  /// previous plan then stays usable. InvalidState: the stream is in a capture, or that of the
+  /// latest run is and the plan is on another. CudaError. Does not allocate after the first plans
+  /// of a size (std::bad_alloc until then). Waits only where the copies of four earlier plans are
+  /// all in flight: until the first of them is done.
   void plan(const Batch& batch, const PlanOptions& options, Stream stream = {});
 
   /// Attends with the current plan; any number of times. T must be the plan's tokens or, under a
   /// lease, the bucket's; in a capture it must be the bucket's, since later plans of up to as many
-  /// are replayed into the same tensors. Writes every row of out (and lse) and no other byte. Checks of constant
-  /// cost; allocates nothing. On the CPU it returns when the output is there.
+  /// are replayed into the same tensors. Writes every row of out (and lse) and no other byte.
+  /// Checks of constant cost; allocates nothing. On the CPU it returns when the output is there.
   /// Throws InvalidState (no plan; a stream in a capture where the object was created without
-  /// `capture`), InvalidArgument (a tensor does not match the plan).
+  /// `capture`; on another stream while that of the run before it is in a capture),
+  /// InvalidArgument (a tensor does not match the plan), CudaError (launch).
   void run(const RunArgs& args, Stream stream = {});
 
   /// To be called for the stream of a replay before every replay of a graph that captured runs of
   /// this object: orders it behind the last plan's copy, and later plans behind it. Our graph
   /// runner does; an engine that launches its graphs by itself must, or else plan and replay on one
-  /// stream. Costs nothing where they are on one stream; does nothing on the CPU.
+  /// stream. Costs nothing where they are on one stream; does nothing on the CPU. Throws CudaError,
+  /// InvalidState as run.
   void order_replay(Stream stream);
 
   /// Name of the kernel that serves this object, as in supports().

@@ -96,7 +96,8 @@ struct AttendArgs {
 /// runs the plans, once a layer.
 ///
 /// Plan objects are kept for the resource's life: eager ones one for each (slot, label, pass),
-/// under a bucket one for each (bucket, slot, label, pass), whose buffers keep their addresses.
+/// under a bucket one for each (bucket, slot, label, pass), whose buffers keep their addresses. The
+/// first plan of each makes it, which allocates on the device.
 ///
 /// A step may be planned early, into another slot or bucket than that of the plan in use, which
 /// stays as it is. The next ordinary plan promotes it, without work, if the lease, the passes and
@@ -128,7 +129,7 @@ class MLA_API AttentionResource final : public Resource {
   /// Throws InvalidArgument (no KvPlan under kv_key, one of another page size, segments that do not
   /// pair with its rows, a label in no pass, more than the limits or the bucket; a pre-plan into
   /// the slot and bucket of the plan in use): the previous plan stays usable. InvalidState (a
-  /// second pre-plan).
+  /// second pre-plan), and what PagedAttention throws when it is made and planned.
   const AttentionPlan& plan(const Step& step, const PlanContext& context) override;
   void clear_preplan() override;
   void order_replay(Stream stream) override;

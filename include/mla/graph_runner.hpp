@@ -33,22 +33,25 @@ class MLA_API GraphRunner {
  public:
   /// `steps` is lent and must outlive the runner; its graph buffers are sized here for all buckets.
   /// Throws InvalidArgument (buckets on a device without graphs, two equal buckets, an empty shape,
-  /// fewer than one slot).
+  /// fewer than one slot), CudaError, std::bad_alloc.
   GraphRunner(StepRunner& steps, const GraphOptions& options);
+  /// Waits for the streams that replay. An error of the device ends the wait and is not told: one
+  /// that stays is thrown by the next call that may throw.
   ~GraphRunner();
   GraphRunner(const GraphRunner&) = delete;
   GraphRunner& operator=(const GraphRunner&) = delete;
 
   /// The walk's smallest bucket (in tokens, then rows) that holds the batch, and the next slot in
   /// turn. Waits only where a resource needs it (Resource::force_double_buffer) and the slot's last
-  /// replay is not done.
+  /// replay is not done. Throws CudaError.
   SlotLease lease(std::string_view walk, int64_t num_rows, int64_t num_tokens);
 
   /// Runs a planned step, or one piece of it, on the stream: captures `body(stream)` if this
   /// bucket, slot and piece is new, then replays the graph behind the plan's copies. Several pieces
   /// may be run inside one step, with eager work between them. Where the body throws, nothing is
-  /// kept. Throws InvalidArgument (a lease of another runner, or not the planned step's),
-  /// InvalidState (no step is planned).
+  /// kept and its error is passed on. Throws InvalidArgument (a lease of another runner, or not the
+  /// planned step's), InvalidState (no step is planned), CudaError (also of a capture that the body
+  /// broke), std::bad_alloc (a capture).
   template <class Body>
   void run(const SlotLease& lease, Stream stream, const Body& body, std::string_view piece = {}) {
     run_erased(
@@ -59,7 +62,7 @@ class MLA_API GraphRunner {
 
   bool is_captured(const SlotLease& lease, std::string_view piece = {}) const;
   /// Forgets every graph, to be captured anew. Waits for the streams that replay them, as the
-  /// destructor does: they must outlive this object.
+  /// destructor does: they must outlive this object. Throws CudaError; the graphs are then kept.
   void clear();
 
  private:

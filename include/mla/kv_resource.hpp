@@ -107,11 +107,15 @@ class MLA_API KvResource final : public Resource {
   AdmitResult admit(const Step& step) override;
 
   /// Plans the admitted step: makes the copies of shared pages that it writes to, and lays out each
-  /// label. Valid until the next plan. Throws InvalidState (nothing admitted).
+  /// label. Valid until the next plan. Throws InvalidState (nothing admitted), CudaError.
   std::span<const LabelPlan> plan(Stream stream = {});
   /// The same; or with is_preplan, plans the pre-admitted step early. The step must be the one that
-  /// was admitted. Throws InvalidArgument (it is another), InvalidState (nothing admitted, planned
-  /// early already).
+  /// was admitted. Under a bucket, on a device with streams, the first plan of each bucket, slot
+  /// and label allocates device and page-locked memory for its slots, kept for the resource's life:
+  /// plan each once where that may not happen later, as before a capture. Later ones allocate
+  /// nothing, and wait only where the copies of four earlier plans of one are all in flight.
+  /// Streams must live as PagedAttention says. Throws InvalidArgument (it is another), InvalidState
+  /// (nothing admitted, planned early already), CudaError, std::bad_alloc.
   const KvPlan& plan(const Step& step, const PlanContext& context) override;
   /// One label of the current plan. Throws InvalidArgument (not in the step), InvalidState.
   const LabelPlan& label_plan(std::string_view label = "main") const;
@@ -128,9 +132,10 @@ class MLA_API KvResource final : public Resource {
   void size_graph_buffers(const GraphShape& largest) override;
 
   /// Scatters the label's new rows to their slots, see LatentPool::append: [T, ...], or as many as
-  /// there are slots under a bucket; those past T are skipped. Under a bucket, on a device with
+  /// there are slots under a bucket; those past T are skipped. In a capture under a bucket there
+  /// must be as many, since later plans are replayed. Under a bucket, on a device with
   /// streams, the slots are read there, so that a captured write follows later plans.
-  /// Throws InvalidArgument, InvalidState (nothing planned).
+  /// Throws InvalidArgument, InvalidState (nothing planned), CudaError.
   void write(int32_t layer, std::string_view label, const ConstTensor<2>& ckv,
              const ConstTensor<2>& kpe, Stream stream = {});
 

@@ -43,13 +43,17 @@ struct PageCopy {
 /// page * page_size + offset in the page, 64 bits wide. Pages 0 .. num_pages - 1 are for requests;
 /// page num_pages is the sink, where an engine may write padded rows and which is never read.
 ///
+/// append, append_at, gather and copy_pages block on the CPU and queue their work elsewhere, where
+/// they throw CudaError.
+///
 /// The pool knows no owners: a KvResource, one at a time, hands out its pages. Calls that write the
 /// same slots must not overlap. It must not be moved or destroyed while work on it is queued or a
 /// resource has it.
 class MLA_API LatentPool {
  public:
   /// Throws InvalidArgument (a value out of range, lent memory too small or not aligned: the
-  /// message gives both), std::bad_alloc. Owned memory is zero until it is written.
+  /// message gives both; a device that is not there), std::bad_alloc, CudaError. Owned memory is
+  /// zero until it is written.
   explicit LatentPool(const PoolConfig& config);
   ~LatentPool();
   LatentPool(LatentPool&& other) noexcept;
@@ -75,16 +79,18 @@ class MLA_API LatentPool {
   /// slots  [n] int64, -1 .. total_pages * page_size - 1
   /// ckv    [n, kv_lora_rank], any row stride; kpe [n, qk_rope_head_dim], ignored at width 0
   /// Both of the pool's dtype and device; null data is accepted where n is 0.
-  /// Throws InvalidArgument before anything is written. Blocks until done on the CPU.
+  /// Throws InvalidArgument before anything is written.
   void append(int32_t layer, std::span<const int64_t> slots, const ConstTensor<2>& ckv,
               const ConstTensor<2>& kpe, Stream stream = {});
 
   /// The same with slots [n] on the pool's device, which a captured append reads anew at each
-  /// replay. They are not looked at on the host: one outside the pool is skipped, as -1 is.
+  /// replay. They are not looked at on the host: one outside the pool is skipped, as -1 is. Throws
+  /// InvalidArgument.
   void append_at(int32_t layer, const TensorView<const int64_t, 1>& slots,
                  const ConstTensor<2>& ckv, const ConstTensor<2>& kpe, Stream stream = {});
 
   /// Reads slots[i] into row i of `rows` [n, latent], any row stride; -1 leaves the row alone.
+  /// Throws InvalidArgument before anything is written.
   void gather(int32_t layer, std::span<const int64_t> slots, const Tensor<2>& rows,
               Stream stream = {}) const;
 

@@ -31,7 +31,9 @@ struct Support {
 
 /// Says before anything is launched which kernel will serve `geometry` on `device`, with caches of
 /// these strides (none: one pool layer). A kernel named in `kernel` is asked alone. Never throws on
-/// a shape: what is wrong with it is the reason. Allocates; does not touch the device.
+/// a shape: what is wrong with it is the reason. Allocates (std::bad_alloc). Queues nothing on the
+/// device, but the first question about any CUDA device asks the driver for all of them, which may
+/// initialise it and throw CudaError.
 MLA_API Support supports(const Geometry& geometry, Device device = {},
                          std::optional<CacheStrides> strides = std::nullopt,
                          std::string_view kernel = {});
