@@ -101,8 +101,7 @@ __device__ inline int thread_anew() {
   return thread;
 }
 
-/// Where all warps wait for each other. A function of its own, so that both roles come to the same
-/// instruction: a barrier of the whole block in two places of the code is an error to synccheck.
+/// Where all warps wait for each other, whichever their role.
 static __device__ __noinline__ void meet() { __syncthreads(); }
 
 }  // namespace mla::cuda::general::tensor_core
