@@ -548,6 +548,19 @@ def test_last_hidden_of_each_row(engine):
     assert engine.manager.select_last_hidden(hidden[:0]).tolist() == [[0] * 5]
 
 
+def test_a_captured_last_hidden_takes_the_buckets_tokens(monkeypatch):
+    engine = Engine("cpu", "bf16")
+    engine.plan(engine.rows((5, 1), (9, 1)), lease=lease(0))
+    q = engine.queries(4)
+    engine.manager.run(q[..., :RANK], kv_cache_layer=engine.layer, q_pe=q[..., RANK:])
+    hidden = torch.zeros(4, 5, dtype=torch.bfloat16)
+    engine.manager.select_last_hidden(hidden[:2])  # the plan's
+    monkeypatch.setattr(mstar, "_is_capturing", lambda device: True)
+    engine.manager.select_last_hidden(hidden)
+    with pytest.raises(ValueError, match=r"hidden.shape\[0\]: expected 4, the bucket's .*, got 3"):
+        engine.manager.select_last_hidden(hidden[:3])
+
+
 def test_the_manager_says_what_it_is(engine):
     assert engine.manager.depends_on() == {"kv_cache"}
     assert engine.manager.uses_kernel

@@ -325,7 +325,7 @@ class FlashInferMLAWrapper:
         if num_tokens > holder.limits.max_tokens and self._batch_size is not None:
             limits = dataclasses.replace(holder.limits, max_tokens=num_tokens)
             holder = holder._replace(limits=limits)
-        if self._device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        if _is_capturing(self._device):
             is_bucket = self._batch_size is not None and num_tokens == holder.limits.max_tokens
             if holder != self._holder or not is_bucket:
                 expected = "use_cuda_graph, and a run of this shape that is not captured before it"
@@ -340,6 +340,15 @@ class FlashInferMLAWrapper:
         if self._batch_size is not None and num_tokens == self._holder.limits.max_tokens:
             return num_tokens
         return min(num_tokens, self.num_tokens)
+
+    def needed_tokens(self) -> tuple[int, str]:
+        """Tokens that a call must bring at least, and whose they are.
+
+        In a capture the bucket's: later plans may have as many.
+        """
+        if _is_capturing(self._device):
+            return self._holder.limits.max_tokens, "the bucket's tokens"
+        return self.num_tokens, "the plan's tokens"
 
     @property
     def kernel(self) -> str:
@@ -643,16 +652,20 @@ class FlashInferMLAManager:
         Zeros for a row without queries. On the device; may be captured. Raises as run.
         """
         wrapper = self._wrapper_of(label, f"{_MANAGER}.select_last_hidden")
-        if len(hidden) < wrapper.num_tokens:
-            expected = f"{wrapper.num_tokens}, the plan's tokens, or more"
+        needed, whose = wrapper.needed_tokens()
+        if len(hidden) < needed:
             where = f"{_MANAGER}.select_last_hidden"
-            raise invalid("hidden.shape[0]", where, expected, len(hidden))
+            raise invalid("hidden.shape[0]", where, f"{needed}, {whose}, or more", len(hidden))
         offsets = wrapper.qo_indptr_buf
         if len(hidden) == 0:
             return hidden.new_zeros(len(offsets) - 1, *hidden.shape[1:])
         last = hidden.index_select(0, (offsets[1:] - 1).clamp(min=0))
         has_queries = (offsets[1:] > offsets[:-1]).view(-1, *[1] * (hidden.dim() - 1))
         return torch.where(has_queries, last, 0)
+
+
+def _is_capturing(device: Any) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def _indices(arrays: Any) -> _Indices:
