@@ -18,6 +18,7 @@ from ._arrays import (
     dtype_code,
     dtype_name,
     host_ints,
+    invalid,
     output,
     stream_handle,
 )
@@ -168,7 +169,11 @@ class LatentPool:
 
     def copy_pages(self, copies: Sequence[tuple[int, int]], *, stream: StreamLike = None) -> None:
         """Copies whole pages (from, to) in every layer, one after the other."""
-        flat: list[Any] = [page for copy in copies for page in copy]
+        flat: list[Any] = []
+        for i, copy in enumerate(copies):
+            if len(copy) != 2:
+                raise invalid(f"copies[{i}]", "copy_pages", "two pages", f"{len(copy)} of them")
+            flat += copy
         core.pool_copy_pages(self._box, flat, stream_handle(self._device, stream))
 
 

@@ -435,6 +435,23 @@ def test_a_refusal_keeps_the_schedule_usable(change, message):
     batch.check(batch.attend(schedule))
 
 
+def test_an_object_that_is_refused_leaves_the_schedule_its_own(monkeypatch):
+    batch, other = Batch("cpu", [5, 20]), Batch("cpu", [5, 20], heads_q=3)
+    schedule, _ = get_mla_metadata()
+    batch.attend(schedule)
+
+    def refuse(*_):
+        raise ValueError("no object")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(flash_mla, "_borrow", refuse)
+        with pytest.raises(ValueError, match="no object"):
+            other.attend(schedule)
+    longer, second = Batch("cpu", [9, 40], seed=3), get_mla_metadata()[0]
+    longer.check(longer.attend(second))
+    batch.check(batch.attend(schedule))
+
+
 def test_a_plan_that_is_refused_leaves_no_wrong_one():
     batch, other = Batch("cpu", [5, 20]), Batch("cpu", [5, 20], heads_q=3)
     schedule, _ = get_mla_metadata()

@@ -620,6 +620,21 @@ def test_merge_state_in_place(framework, random, masked):
         np.testing.assert_array_equal(float64(part)[~mask], before[~mask])
 
 
+def test_merging_refuses_other_shapes_and_masks(framework, random):
+    v, s = states_of(random, framework, (6, 2, 2, 8), "fp32")
+    with pytest.raises(
+        ValueError, match=r"merge_states: shapes of v and s: .*, got \[6, 1, 2, 8\]"
+    ):
+        merge_states(v[:, :1], s)
+    for mask in (np.ones(6, np.int32), np.ones(1, bool)):
+        with pytest.raises(
+            ValueError, match=r"merge_state_in_place: mask: expected \[6\] bool, got"
+        ):
+            merge_state_in_place(
+                v[:, 0], s[:, 0], v[:, 1], s[:, 1], mask=framework.from_numpy(mask)
+            )
+
+
 def test_attention_over_two_halves_is_merged(framework):
     """Out and LSE of run are what merge_state takes."""
     problem = decode([61, 33], seed=9)

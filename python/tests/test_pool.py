@@ -25,6 +25,8 @@ def test_append_scatters_and_gather_reads(framework, random, dtype):
     pool.gather(1, np.array([20, 7]), read)
     assert np.array_equal(float64(read), float64(rows)[[2, 0]])
 
+    with pytest.raises(ValueError, match=r"copy_pages: copies\[1\]: expected two pages, got 4"):
+        pool.copy_pages([(1, 3), (0, 1, 2, 3)])
     pool.copy_pages([(1, 3), (3, pool.sink_page)])
     layer = float64(framework.view(pool.layer(1)))
     assert np.array_equal(layer[3], layer[1])

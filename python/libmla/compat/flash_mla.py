@@ -131,9 +131,10 @@ class FlashMLASchedMeta:
         rows = shape.batch_size
         limits = limits_for(rows, rows * shape.seq_len_q, len(arrays["kv_indices"]))
         if self._lent is None or not self._lent.serves(shape, limits):
+            lent = _borrow(shape, limits)  # where this is refused, the schedule keeps its own
             if self._give_back is not None:
                 self._give_back()
-            self._lent = _borrow(shape, limits)
+            self._lent = lent
             self._give_back = weakref.finalize(self, _idle.append, self._lent)
             self._give_back.atexit = False
         self._shape = None  # no plan, should this one be refused

@@ -34,6 +34,10 @@ def merge_states(v: Array, s: Array) -> tuple[Array, Array]:
     Returns new arrays: V [seq_len, num_heads, head_dim], as v, and S [seq_len, num_heads] fp32.
     Raises ValueError.
     """
+    if v.ndim != 4 or tuple(s.shape) != tuple(v.shape[:3]):
+        got = f"{list(v.shape)} and {list(s.shape)}"
+        expected = "[seq_len, num_states, num_heads, head_dim] and its first three"
+        raise invalid("shapes of v and s", "merge_states", expected, got)
     logarithms = float32(s)
     states = [(v[:, i], logarithms[:, i]) for i in range(v.shape[1])]
     while len(states) > _MOST_STATES:
@@ -56,6 +60,9 @@ def merge_state_in_place(
     """
     other = float32(s_other)
     if mask is not None:
+        if tuple(mask.shape) != (v.shape[0],) or not str(mask.dtype).endswith("bool"):
+            got = f"{list(mask.shape)} {mask.dtype}"
+            raise invalid("mask", "merge_state_in_place", f"[{v.shape[0]}] bool", got)
         left_out = ~mask[:, None]
         if is_tensor(other):
             other = other.masked_fill(left_out, -np.inf)
