@@ -168,7 +168,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   if (plan.num_merges == 0) return;
   const AttentionParams& tensors = params.tensors;
   const int32_t rank = tensors.geometry.kv_lora_rank;
-  // 32 bits hold every item: one stands for 1 KiB of partial results at least.
+  // 32 bits hold every item: a plan has at most 2^30 merged rows, and where a row has several items
+  // each stands for 512 bytes of partial results at least.
   const uint32_t ranges = (rank + kColumns - 1) / kColumns;
   const uint32_t num_items = static_cast<uint32_t>(plan.num_merged_rows) * ranges;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
