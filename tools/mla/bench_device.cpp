@@ -137,13 +137,7 @@ Json json_of(const Measurement& m, const Ceilings& ceilings) {
 
 Json json_of(const DeviceBenchOptions& options, const cuda::Card& card, const Ceilings& ceilings,
              const std::vector<Measurement>& all) {
-  Json json = {{"card", card.name},
-               {"driver", card.driver_version},
-               {"cuda", card.runtime_version},
-               {"version", version()},
-               {"date", fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)))},
-               {"commit", options.note},
-               {"rounds", options.rounds}};
+  Json json = header_of(options, card);
   json["ceilings"] = {
       {"read_gbps", ceilings.read_gbps},
       {"matrix_tflops", ceilings.matrix_tflops ? Json(*ceilings.matrix_tflops) : Json()},
@@ -212,6 +206,16 @@ std::vector<PeerLibrary> open_peers(const DeviceBenchOptions& options) {
 }
 
 }  // namespace
+
+Json header_of(const DeviceBenchOptions& options, const cuda::Card& card) {
+  return {{"card", card.name},
+          {"driver", card.driver_version},
+          {"cuda", card.runtime_version},
+          {"version", version()},
+          {"date", fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)))},
+          {"commit", options.note},
+          {"rounds", options.rounds}};
+}
 
 int run_device_bench(const DeviceBenchOptions& options) {
   const std::vector<PeerLibrary> peers = open_peers(options);

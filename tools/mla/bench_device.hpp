@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "cuda/card.hpp"
 #include "mla/device.hpp"
 #include "mla/output.hpp"
 
@@ -17,6 +18,10 @@ struct DeviceBenchOptions {
   int rounds = 5;
   JsonTarget json{};
 };
+
+/// What the JSON of every measurement on a card begins with: the card, versions, the date, the
+/// note.
+Json header_of(const DeviceBenchOptions& options, const cuda::Card& card);
 
 /// Times attention on an accelerator: every shape of gpu_bench_shapes() is checked against the
 /// reference on a few rows, then timed with the peers in turn (time_cell). Returns the exit status.

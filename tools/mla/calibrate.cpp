@@ -1,10 +1,8 @@
 #include "mla/calibrate.hpp"
 
-#include <fmt/chrono.h>
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <ctime>
 #include <nlohmann/json.hpp>
 #include <string_view>
 #include <utility>
@@ -18,7 +16,6 @@
 #include "mla/cost_fit.hpp"
 #include "mla/progress.hpp"
 #include "mla/usage_error.hpp"
-#include "mla/version.hpp"
 
 namespace mla::cli {
 namespace {
@@ -170,14 +167,8 @@ int run_calibration(const DeviceBenchOptions& options) {
   Table table({"kernel", "shape", "tile rows", "tile ns", "block ns", "block and row ns",
                "partial row ns", "merge ns", "launch ns", "rms", "worst"});
   std::string lines;
-  Json json = {{"card", card.name},
-               {"driver", card.driver_version},
-               {"cuda", card.runtime_version},
-               {"version", version()},
-               {"date", fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(std::time(nullptr)))},
-               {"commit", options.note},
-               {"rounds", options.rounds},
-               {"kernels", Json::array()}};
+  Json json = header_of(options, card);
+  json["kernels"] = Json::array();
   int64_t done = 0;
   for (const Target& target : targets) {
     const Calibration c = calibrate(target, options);

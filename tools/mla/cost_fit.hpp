@@ -5,7 +5,7 @@
 #include <span>
 #include <vector>
 
-#include "plan/schedule.hpp"
+#include "cuda/cost_table.hpp"
 
 namespace mla::cli {
 
@@ -18,13 +18,8 @@ struct CostPoint {
   double ns = 0;       ///< measured
 };
 
-/// The costs of a plan::CostModel that explain measurements best.
-struct CostFit {
-  double tile_ns = 0;
-  double block_ns = 0;
-  double block_row_ns = 0;
-  double partial_row_ns = 0;
-  double merge_ns = 0;
+/// The costs that explain measurements best, and how well.
+struct CostFit : cuda::KernelCosts {
   double launch_ns = 0;              ///< of every run, whatever is in it; no part of the model
   std::vector<double> predicted_ns;  ///< of each point
   double rms_share = 0;              ///< of (predicted - measured) / measured
