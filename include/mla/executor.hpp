@@ -20,7 +20,7 @@ class MLA_API Executor {
   int num_threads() const noexcept;
 
   /// Calls fn(worker) once for each worker in 0 .. num_threads - 1, and returns when all are done.
-  /// fn must not throw and must not call run on the same executor.
+  /// fn must not throw nor call run on this executor. A forked process first starts new threads.
   template <class Fn>
   void run(const Fn& fn) {
     run_erased([](const void* context, int worker) { (*static_cast<const Fn*>(context))(worker); },

@@ -1,4 +1,5 @@
 import gc
+import multiprocessing
 from concurrent.futures import ThreadPoolExecutor
 
 import libmla
@@ -200,6 +201,24 @@ def test_two_objects_on_two_threads():
 
     with ThreadPoolExecutor(2) as threads:
         list(threads.map(serve, range(2)))
+
+
+def test_a_forked_process_has_threads_of_its_own():
+    problem = serving_problem(SMALL)
+    expected, _, _, attention = attend(problem, NUMPY)  # starts this process's threads
+    q_nope, q_pe, cache = problem.tensors(NUMPY)
+
+    def child():
+        out = attention.run(q_nope=q_nope, q_pe=q_pe, ckv=cache[..., :16], kpe=cache[..., 16:])
+        assert np.array_equal(out, expected)
+        assert np.array_equal(attend(problem, NUMPY)[0], expected)
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join(60)
+    if process.is_alive():
+        process.kill()
+    assert process.exitcode == 0
 
 
 def test_supports_says_why():

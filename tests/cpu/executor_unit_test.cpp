@@ -1,7 +1,10 @@
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <chrono>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -51,6 +54,78 @@ TEST(ExecutorUnit, SleepsThroughAPauseAndWakes) {
     executor.run([&](int) { total.fetch_add(1); });
   }
   EXPECT_EQ(total.load(), 10);
+}
+
+#ifdef __SANITIZE_THREAD__  // it takes no process that forks and then starts threads
+constexpr bool kMayFork = false;
+#else
+constexpr bool kMayFork = true;
+#endif
+
+// What fn returns in a forked child; fails if that takes longer than 20 seconds.
+template <class Fn>
+int in_forked_child(const Fn& fn) {
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(20);
+    _exit(fn());
+  }
+  int status = 0;
+  EXPECT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status)) << "signal " << WTERMSIG(status);
+  return WEXITSTATUS(status);
+}
+
+int workers_of_a_run(Executor& executor) {
+  std::atomic<int> total{0};
+  executor.run([&](int) { total.fetch_add(1); });
+  return total.load();
+}
+
+TEST(ExecutorUnit, AForkedProcessHasThreadsOfItsOwn) {
+  if (!kMayFork) GTEST_SKIP() << "not under ThreadSanitizer";
+  Executor executor(3);
+  ASSERT_EQ(workers_of_a_run(executor), 3);
+  const auto serve = [&] { return workers_of_a_run(executor) + workers_of_a_run(executor); };
+  EXPECT_EQ(in_forked_child(serve), 6);
+  EXPECT_EQ(in_forked_child([&] { return in_forked_child(serve); }), 6) << "a child's child";
+  EXPECT_EQ(workers_of_a_run(executor), 3);
+}
+
+TEST(ExecutorUnit, AForkedProcessEndsAnExecutorOfItsParent) {
+  if (!kMayFork) GTEST_SKIP() << "not under ThreadSanitizer";
+  for (const bool runs : {false, true}) {
+    auto executor = std::make_unique<Executor>(3);
+    EXPECT_EQ(in_forked_child([&] {
+                const int workers = runs ? workers_of_a_run(*executor) : 3;
+                executor.reset();
+                return workers;
+              }),
+              3);
+  }
+}
+
+TEST(ExecutorUnit, AForkAmidARunLeavesTheChildWhole) {
+  if (!kMayFork) GTEST_SKIP() << "not under ThreadSanitizer";
+  Executor executor(2);
+  std::atomic<bool> inside{false}, go_on{false};
+  std::thread busy([&] {
+    executor.run([&](int) {
+      inside = true;
+      while (!go_on) std::this_thread::yield();
+    });
+  });
+  while (!inside) std::this_thread::yield();
+  EXPECT_EQ(in_forked_child([&] {
+              int totals[2] = {};
+              std::thread other([&] { totals[1] = workers_of_a_run(executor); });
+              totals[0] = workers_of_a_run(executor);
+              other.join();
+              return totals[0] + totals[1];
+            }),
+            4);
+  go_on = true;
+  busy.join();
 }
 
 TEST(ExecutorUnit, RefusesThreadCountsOutOfRange) {
