@@ -555,7 +555,7 @@ def test_a_captured_last_hidden_takes_the_buckets_tokens(monkeypatch):
     engine.manager.run(q[..., :RANK], kv_cache_layer=engine.layer, q_pe=q[..., RANK:])
     hidden = torch.zeros(4, 5, dtype=torch.bfloat16)
     engine.manager.select_last_hidden(hidden[:2])  # the plan's
-    monkeypatch.setattr(mstar, "_is_capturing", lambda device: True)
+    monkeypatch.setattr(mstar.wrapper, "_is_capturing", lambda device: True)
     engine.manager.select_last_hidden(hidden)
     with pytest.raises(ValueError, match=r"hidden.shape\[0\]: expected 4, the bucket's .*, got 3"):
         engine.manager.select_last_hidden(hidden[:3])
