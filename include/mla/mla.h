@@ -237,7 +237,9 @@ MLA_API mla_status mla_attention_plan(mla_attention* attention, const mla_batch*
                                       const mla_plan_options* options, void* stream) MLA_NOEXCEPT;
 
 /* Attends with the current plan, any number of times. T must be the plan's tokens or, under a
- * lease, the bucket's. Writes every row of out and lse and no other byte. Allocates nothing. */
+ * lease, the bucket's; in a capture it must be the bucket's, since later plans of up to as many are
+ * replayed into the same tensors. Writes every row of out and lse and no other byte. Allocates
+ * nothing. */
 MLA_API mla_status mla_attention_run(mla_attention* attention, const mla_run_args* args,
                                      void* stream) MLA_NOEXCEPT;
 

@@ -216,7 +216,8 @@ MLA_API mla_status mla_label_plan_view(const mla_label_plan* plan, int64_t row,
 
 /* Scatters the label's new rows, in packed order, to their slots in one layer. Between the step's
  * plan and its end, else MLA_INVALID_STATE; blocks until done on the CPU.
- * ckv, kpe  [n, ...] as mla_pool_append takes them; n is T, or the bucket's tokens */
+ * ckv, kpe  [n, ...] as mla_pool_append takes them; n is T, or the bucket's tokens; in a capture it
+ *           must be the bucket's, since later plans of up to as many are replayed */
 MLA_API mla_status mla_kv_resource_write(mla_kv_resource* kv, int32_t layer, const char* label,
                                          const mla_tensor* ckv, const mla_tensor* kpe,
                                          void* stream) MLA_NOEXCEPT;

@@ -38,7 +38,8 @@ typedef struct mla_attention_options {
   size_t scratch_bytes;
 } mla_attention_options;
 
-/* Tensors of one attention of T query tokens and H heads, and which it is. */
+/* Tensors of one attention of T query tokens and H heads, and which it is. T as mla_attention_run
+ * takes it: in a capture the bucket's tokens. */
 typedef struct mla_attend_args {
   size_t struct_size;
   mla_tensor q_nope;         /* [T, H, kv_lora_rank], absorbed */
@@ -89,7 +90,8 @@ MLA_API mla_status mla_attention_resource_kv_len_buf(const mla_attention_resourc
                                                      mla_tensor* buffer) MLA_NOEXCEPT;
 
 /* Writes row qo_indptr[i + 1] - 1 of hidden to out[i] for each row of the plan (the bucket's under
- * a lease), zeros where a row has no queries. hidden [T, D], out [rows, D], of one dtype. */
+ * a lease), zeros where a row has no queries. hidden [T, D], T as in mla_attend_args, and out
+ * [rows, D], of one dtype. */
 MLA_API mla_status mla_attention_resource_select_last_hidden(
     const mla_attention_resource* attention, const char* label, int32_t pass,
     const mla_tensor* hidden, const mla_tensor* out, void* stream) MLA_NOEXCEPT;

@@ -227,11 +227,12 @@ class PagedAttention:
         lse     [T, H] fp32; None where it is not wanted
 
         All on this object's device, the last dimension of each contiguous, out overlapping no
-        input. T is the plan's tokens or, under a bucket, the bucket's. Every row of out and lse is
-        written. On CUDA the work is queued on `stream` (None: the caller's current stream) and can
-        be captured; on the CPU the output is there when the call returns. Allocates only an `out`
-        that was not given. Raises ValueError (a tensor does not match), RuntimeError (no plan,
-        CUDA). Under torch.compile it is the operator libmla::attention_run.
+        input. T is the plan's tokens or, under a bucket, the bucket's; in a capture it must be the
+        bucket's, since later plans of up to as many are replayed into the same tensors. Every row
+        of out and lse is written. On CUDA the work is queued on `stream` (None: the caller's
+        current stream) and can be captured; on the CPU the output is there when the call returns.
+        Allocates only an `out` that was not given. Raises ValueError (a tensor does not match),
+        RuntimeError (no plan, CUDA). Under torch.compile it is the operator libmla::attention_run.
         """
         if out is None:
             out = empty_like(q_nope, q_nope.shape, "PagedAttention::run")

@@ -162,10 +162,11 @@ class KvResource:
         """Scatters the label's new rows to their slots.
 
         ckv  [T, kv_lora_rank], kpe [T, qk_rope_head_dim] (left out at width 0), any row stride;
-             under a bucket as many rows as its tokens, of which those past the plan's are skipped
+             or, under a bucket, as many rows as its tokens: those past T are skipped
 
-        Under a bucket a captured write follows later plans. Allocates nothing. Under torch.compile
-        it is the operator libmla::kv_write.
+        Under a bucket a captured write follows later plans, so in a capture there must be as many
+        rows as the bucket's tokens. Allocates nothing. Under torch.compile it is the operator
+        libmla::kv_write.
         """
         if _torch_ops.is_compiling():
             _kv_write(self._key, layer, label, ckv, kpe, self._layers[layer])
@@ -269,6 +270,8 @@ class AttentionResource:
     ) -> A:
         """Attends with the current plan of a label and pass; tensors as in PagedAttention.run.
 
+        So T must be the bucket's tokens in a capture.
+
         label, layer  None: the cursor's; under torch.compile the layer must be given
         cache         ckv and kpe in place of the pool's layer, of the same strides
         pass_index    which of the step's passes
@@ -336,7 +339,8 @@ class AttentionResource:
     ) -> None:
         """Writes the last query row of each stream's hidden [T, D] to out [rows, D].
 
-        Zeros for a stream without queries. Of one dtype; can be captured.
+        Zeros for a stream without queries. Of one dtype; can be captured, with T the bucket's
+        tokens.
         """
         core.resource_select_last_hidden(
             self._box,
