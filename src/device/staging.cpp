@@ -10,20 +10,16 @@ StagedBuffer::StagedBuffer(Runtime& runtime, size_t bytes) : StagedBuffer(runtim
   if (runtime.is_immediate()) return;
   for (Slot& slot : ring_) {
     slot.memory = static_cast<std::byte*>(runtime.allocate_staging(bytes));
-    slot.copied = runtime.create_event();
+    slot.copied = OwnedEvent(runtime);
   }
-  read_ = runtime.create_event();
+  read_ = OwnedEvent(runtime);
 }
 
 StagedBuffer::~StagedBuffer() {
   for (const Slot& slot : ring_) {
-    if (slot.copied.handle != nullptr) {
-      quietly([&] { runtime_.wait_on_host(slot.copied); });
-      runtime_.destroy_event(slot.copied);
-    }
+    if (slot.copied) quietly([&] { runtime_.wait_on_host(slot.copied.get()); });
     runtime_.release_staging(slot.memory);
   }
-  if (read_.handle != nullptr) runtime_.destroy_event(read_);
   runtime_.release(device_);
 }
 
@@ -38,7 +34,7 @@ std::byte* StagedBuffer::begin_write(Stream stream) {
   }
   require_reader_outside_a_capture(stream, "PagedAttention::plan");
   Slot& slot = ring_[static_cast<size_t>(next_)];
-  if (!runtime_.is_reached(slot.copied)) runtime_.wait_on_host(slot.copied);
+  if (!runtime_.is_reached(slot.copied.get())) runtime_.wait_on_host(slot.copied.get());
   return slot.memory;
 }
 
@@ -46,16 +42,16 @@ void StagedBuffer::end_write(size_t bytes, Stream stream) {
   if (runtime_.is_immediate()) return;
   // Readers on another stream: the copy goes behind all that is queued there by now.
   if (has_reader_ && read_on_ != stream) {
-    runtime_.record(read_, read_on_);
-    runtime_.wait_on_stream(stream, read_);
+    runtime_.record(read_.get(), read_on_);
+    runtime_.wait_on_stream(stream, read_.get());
   }
   // So does a copy that another stream has not done yet.
   if (last_ >= 0 && written_on_ != stream) {
-    runtime_.wait_on_stream(stream, ring_[static_cast<size_t>(last_)].copied);
+    runtime_.wait_on_stream(stream, ring_[static_cast<size_t>(last_)].copied.get());
   }
   Slot& slot = ring_[static_cast<size_t>(next_)];
   runtime_.copy_to_device(device_, slot.memory, bytes, stream);
-  runtime_.record(slot.copied, stream);
+  runtime_.record(slot.copied.get(), stream);
   written_on_ = stream;
   has_reader_ = false;
   last_ = next_;
@@ -68,11 +64,11 @@ void StagedBuffer::order_readers(Stream stream) {
   require_reader_outside_a_capture(stream, "PagedAttention::run");
   if (has_reader_) {  // a second reading stream: it goes behind the first, so that one event is
                       // enough
-    runtime_.record(read_, read_on_);
-    runtime_.wait_on_stream(stream, read_);
+    runtime_.record(read_.get(), read_on_);
+    runtime_.wait_on_stream(stream, read_.get());
   }
   if (stream != written_on_) {
-    runtime_.wait_on_stream(stream, ring_[static_cast<size_t>(last_)].copied);
+    runtime_.wait_on_stream(stream, ring_[static_cast<size_t>(last_)].copied.get());
   }
   read_on_ = stream;
   has_reader_ = true;

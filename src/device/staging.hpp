@@ -3,6 +3,7 @@
 #include <array>
 #include <cstddef>
 
+#include "device/owned_event.hpp"
 #include "device/runtime.hpp"
 
 namespace mla::device {
@@ -45,7 +46,7 @@ class StagedBuffer {
  private:
   struct Slot {
     std::byte* memory = nullptr;
-    Event copied{};
+    OwnedEvent copied;
   };
 
   explicit StagedBuffer(Runtime& runtime) : runtime_(runtime) {}
@@ -59,7 +60,7 @@ class StagedBuffer {
   Stream written_on_{};
   Stream read_on_{};  // the last stream that was ordered behind the write
   bool has_reader_ = false;
-  Event read_{};
+  OwnedEvent read_;
 };
 
 }  // namespace mla::device

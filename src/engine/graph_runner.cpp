@@ -5,6 +5,7 @@
 #include <tuple>
 #include <utility>
 
+#include "device/owned_event.hpp"
 #include "device/runtime.hpp"
 #include "mla/error.hpp"
 
@@ -79,8 +80,8 @@ struct GraphRunner::Impl {
   GraphOptions options;
   device::Runtime& runtime;
   std::vector<CapturedGraph> graphs;
-  std::vector<device::Event> slot_done;  // behind the slot's last replay
-  std::vector<Stream> streams;           // that replayed something
+  std::vector<device::OwnedEvent> slot_done;  // behind the slot's last replay
+  std::vector<Stream> streams;                // that replayed something
   int32_t next_slot = 0;
 
   Impl(StepRunner& step_runner, const GraphOptions& wanted)
@@ -88,13 +89,12 @@ struct GraphRunner::Impl {
     std::sort(options.buckets.begin(), options.buckets.end(),
               [](const auto& a, const auto& b) { return size_of(a) < size_of(b); });
     for (int32_t slot = 0; slot < options.num_slots; ++slot) {
-      slot_done.push_back(runtime.create_event());
+      slot_done.emplace_back(runtime);
     }
   }
   ~Impl() {
     for (const Stream stream : streams) device::quietly([&] { runtime.synchronize(stream); });
     forget_graphs();
-    for (const device::Event event : slot_done) runtime.destroy_event(event);
   }
 
   const CapturedGraph* find(const SlotLease& lease, std::string_view piece) const {
@@ -128,6 +128,9 @@ struct GraphRunner::Impl {
   const CapturedGraph& capture(const GraphBucket& bucket, int32_t slot, Stream stream,
                                void (*body)(const void*, Stream), const void* context,
                                std::string_view piece) {
+    // Nothing may fail between the end of the capture and the graph's place in the list.
+    CapturedGraph captured{.bucket = bucket, .slot = slot, .piece = std::string(piece)};
+    graphs.reserve(graphs.size() + 1);
     runtime.begin_capture(stream);
     try {
       body(context, stream);
@@ -136,11 +139,8 @@ struct GraphRunner::Impl {
       device::quietly([&] { runtime.destroy_graph(runtime.end_capture(stream)); });
       throw;
     }
-    graphs.push_back({.bucket = bucket,
-                      .slot = slot,
-                      .piece = std::string(piece),
-                      .graph = runtime.end_capture(stream)});
-    return graphs.back();
+    captured.graph = runtime.end_capture(stream);
+    return graphs.emplace_back(std::move(captured));
   }
 
   // What replays them is done.
@@ -170,7 +170,7 @@ SlotLease GraphRunner::lease(std::string_view walk, int64_t num_rows, int64_t nu
     }
   }
   if (impl.steps.force_double_buffer()) {
-    impl.runtime.wait_on_host(impl.slot_done[static_cast<size_t>(lease.slot)]);
+    impl.runtime.wait_on_host(impl.slot_done[static_cast<size_t>(lease.slot)].get());
   }
   return lease;
 }
@@ -193,7 +193,7 @@ void GraphRunner::run_erased(const SlotLease& lease, Stream stream,
     impl.streams.push_back(stream);
   }
   if (impl.steps.force_double_buffer()) {
-    impl.runtime.record(impl.slot_done[static_cast<size_t>(lease.slot)], stream);
+    impl.runtime.record(impl.slot_done[static_cast<size_t>(lease.slot)].get(), stream);
   }
 }
 
