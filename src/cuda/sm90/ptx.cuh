@@ -71,12 +71,6 @@ __device__ inline bool barrier_test(uint32_t barrier, uint32_t parity) {
   return ended != 0;
 }
 
-// Named barriers of the block, 1 to 15 (0 is __syncthreads).
-
-__device__ inline void named_barrier_sync(int id, int threads) {
-  asm volatile("barrier.cta.sync.aligned %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
 // Copies to shared memory.
 
 /// 16 bytes from global memory, past the level-1 cache; zeros where `valid` is false, and then

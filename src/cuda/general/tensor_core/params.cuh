@@ -6,6 +6,7 @@
 
 #include "cuda/general/mma.cuh"
 #include "cuda/general/tile_shape.hpp"
+#include "cuda/named_barrier.cuh"
 #include "cuda/rows.cuh"
 
 // What the two roles of the tensor-core kernel share: its parameters, its shared memory and its
@@ -18,6 +19,7 @@ constexpr int kValueWarps = 8;
 constexpr int kThreads = (kScoreWarps + kValueWarps) * kWarp;
 constexpr int kRowTile = 16;  // rows of one mma
 constexpr int kChunk = 8;     // elements of 16 bytes
+constexpr int kMeeting = 1;   // the number of the roles' barrier
 constexpr uint32_t kAllLanes = 0xffffffff;
 
 /// floor(value / divisor) of 0 <= value < 2^31 for one divisor, 1 to 2^31 - 1, by a multiplication:
@@ -101,7 +103,7 @@ __device__ inline int thread_anew() {
   return thread;
 }
 
-/// Where all warps wait for each other, whichever their role.
-static __device__ __noinline__ void meet() { __syncthreads(); }
+/// Where all warps wait for each other, each at its own place in the code of its role.
+__device__ inline void meet() { named_barrier_sync(kMeeting, kThreads); }
 
 }  // namespace mla::cuda::general::tensor_core

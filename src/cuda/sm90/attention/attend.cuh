@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <numbers>
 
+#include "cuda/named_barrier.cuh"
 #include "cuda/numbers.cuh"
 #include "cuda/sm90/attention/work.cuh"
 #include "cuda/sm90/ptx.cuh"
