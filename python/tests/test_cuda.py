@@ -149,10 +149,17 @@ def test_a_run_allocates_nothing():
     decoder.load(decode([50], seed=3))
     decoder.run()
     torch.cuda.synchronize()
-    before = torch.cuda.memory_stats()["allocation.all.allocated"], torch.cuda.mem_get_info()[0]
-    decoder.run()
-    after = torch.cuda.memory_stats()["allocation.all.allocated"], torch.cuda.mem_get_info()[0]
-    assert before == after
+    allocated = torch.cuda.memory_stats()["allocation.all.allocated"]
+
+    def run_leaves_free_memory():
+        before = torch.cuda.mem_get_info()[0]
+        decoder.run()
+        torch.cuda.synchronize()
+        return torch.cuda.mem_get_info()[0] == before
+
+    # The card's other users take and give memory too, but not during every run; ours would.
+    assert any(run_leaves_free_memory() for _ in range(20))
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == allocated
 
 
 def test_tensors_of_another_device_are_refused():

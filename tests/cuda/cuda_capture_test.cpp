@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <ostream>
 #include <random>
 #include <string>
@@ -288,6 +287,7 @@ TEST_P(CudaCapture, ReplaysOnTwoStreamsTakeTurns) {
   const PlanOptions options{.sm_scale = 0.1F};
   const HostBatch first = random_batch(random, bucket), second = random_batch(random, bucket);
   const Bytes wanted = run_fresh(bucket, second, options);
+  spoil(captured.outputs);
   Gate gate;
   gate.close(stream);
   captured.attention.plan(first.view(), options, stream);
@@ -298,10 +298,7 @@ TEST_P(CudaCapture, ReplaysOnTwoStreamsTakeTurns) {
   runtime().replay(captured.graph, other);
   gate.open();
   other.synchronize();
-  const Bytes got = read(captured.outputs);
-  const size_t live = static_cast<size_t>(bucket.num_tokens * geometry.num_heads *
-                                          geometry.kv_lora_rank * size_of(geometry.dtype));
-  EXPECT_EQ(std::memcmp(got.data(), wanted.data(), live), 0);
+  EXPECT_TRUE(read(captured.outputs) == wanted);
   runtime().destroy_graph(captured.graph);
 }
 

@@ -159,12 +159,17 @@ TEST_P(CudaPlan, SteadyPlansAndRunsTakeNoMemoryAndDoNotWait) {
   };
   for (int i = 0; i < 2 * kDepth; ++i) plan_and_run(1);
   stream.synchronize();
-  size_t before = 0, after = 0, all = 0;
-  ASSERT_EQ(cudaMemGetInfo(&before, &all), cudaSuccess);
-  for (int i = 0; i < 200; ++i) plan_and_run(3);
-  stream.synchronize();
-  ASSERT_EQ(cudaMemGetInfo(&after, &all), cudaSuccess);
-  EXPECT_EQ(after, before);
+  // The card's other users take and give memory too, but not in every round; ours would.
+  bool is_steady = false;
+  for (int round = 0; round < 20 && !is_steady; ++round) {
+    size_t before = 0, after = 0, all = 0;
+    ASSERT_EQ(cudaMemGetInfo(&before, &all), cudaSuccess);
+    for (int i = 0; i < 200; ++i) plan_and_run(3);
+    stream.synchronize();
+    ASSERT_EQ(cudaMemGetInfo(&after, &all), cudaSuccess);
+    is_steady = after == before;
+  }
+  EXPECT_TRUE(is_steady) << "memory was taken in every round";
   Gate gate;
   gate.close(stream);
   for (int i = 0; i < kDepth; ++i) plan_and_run(20);
