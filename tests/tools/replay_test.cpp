@@ -227,10 +227,12 @@ TEST_F(ReplayTools, NoRowIsCheckedTwice) {
   const std::string trace = line(5, 1, "1") + line(2, 1, "2");
   const json all = replayed(trace, {"--check", "56"});
   EXPECT_EQ(all.at("checked_rows"), 56);
+  EXPECT_EQ(all.at("checked_requests"), 2);
   const json more = replayed(trace, {"--check", "1000000"});
   EXPECT_EQ(more.at("checked_rows"), 56);
   EXPECT_EQ(more.at("output_digest"), all.at("output_digest"));
   EXPECT_EQ(replayed(trace, {"--check", "55"}).at("checked_rows"), 55);
+  EXPECT_EQ(replayed(trace, {"--check", "1"}).at("checked_requests"), 1) << "in its one step";
 }
 
 TEST_F(ReplayTools, SameSeedGivesTheSameOutputsAndAnotherSeedOthers) {
@@ -330,16 +332,18 @@ TEST_F(ReplayTools, InterruptEndsTheStepAndWritesNoResult) {
 TEST_F(ReplayTools, InterruptEndsBetweenCheckedRows) {
   for (const int signal : {SIGINT, SIGTERM}) {
     const std::string trace = line(300, 1, "1") + line(2000, 1, "2, 3, 4, 5");
-    Arguments arguments = {
-        "replay", folder_.write("trace.jsonl", trace), "--max-running", "1", "--check", "1000000"};
+    Arguments arguments = {"replay",        folder_.write("trace.jsonl", trace),
+                           "--layers",      "8",
+                           "--check",       "1000000",
+                           "--max-running", "1"};
     arguments.insert(arguments.end(), kSmall.begin(), kSmall.end());
     const ToolResult result = interrupt_tool(arguments, "13 %", signal);
     EXPECT_EQ(result.status, 130) << result.err;
     EXPECT_THAT(result.out, HasSubstr("requests finished      2 of 2"));
     const std::string name = "checked rows";
     const int64_t checked = std::stoll(result.out.substr(result.out.rfind(name) + name.size()));
-    EXPECT_GE(checked, 300 * 2 * 4);
-    EXPECT_LT(checked, 2300 * 2 * 4);
+    EXPECT_GE(checked, 300 * 8 * 4);
+    EXPECT_LT(checked, 2300 * 8 * 4);
   }
 }
 

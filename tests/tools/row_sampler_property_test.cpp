@@ -79,6 +79,22 @@ TEST_F(RowSamplerProperty, RequestsHaveAPartAlikeAsLongAsTheyHaveRows) {
   }
 }
 
+TEST_F(RowSamplerProperty, RequestsThatGaveNoRowComeFirst) {
+  for (uint64_t seed = 0; seed < 50; ++seed) {
+    RowSampler sampler(seed, 2, 3);
+    std::vector<StepItem> items;
+    std::set<int64_t> seen;
+    for (int64_t step = 0; step < 20; ++step) {
+      if (step < 10) {
+        items.push_back({.request = 2 * step, .span = 1});
+        items.push_back({.request = 2 * step + 1, .span = 90});
+      }
+      for (const RowSample& sample : sampler.choose(items, 1)) seen.insert(sample.item.request);
+    }
+    EXPECT_EQ(seen.size(), 20U) << "one a step";
+  }
+}
+
 // 5 tokens, 2 layers, 3 heads: 30 rows, of which the one request gives two of four samples a step.
 TEST_F(RowSamplerProperty, EveryRowIsSeenInTheEndAboutAsOftenAsTheOthersOfItsRequest) {
   constexpr int kSteps = 6000;

@@ -68,7 +68,8 @@ std::string replay_table(const ReplayOptions& options, const Server& server, con
   row("largest error",
       fmt::format("{:.2e}, of the LSE {:.2e}: {:.2f} of what the contract allows",
                   stats.max_abs_error, stats.max_lse_error, stats.max_bound_share));
-  row("checked rows", fmt::format("{}", stats.checked_rows));
+  row("checked rows", fmt::format("{}, of {} of {} requests", stats.checked_rows,
+                                  stats.checked_requests, server.num_requests()));
   return text;
 }
 
@@ -119,6 +120,7 @@ Json replay_json(const ReplayOptions& options, const Server& server, const Roofs
       {"attention_gflops", stats.gflops()},
       {"attention_gbytes_per_s", stats.gbytes_per_s()},
       {"checked_rows", stats.checked_rows},
+      {"checked_requests", stats.checked_requests},
       {"max_abs_error", stats.max_abs_error},
       {"max_lse_error", stats.max_lse_error},
       {"max_bound_share", stats.max_bound_share},

@@ -32,6 +32,7 @@ struct ReplayStats {
   double attention_bytes = 0;  ///< each cached row once a step and layer, queries and outputs
 
   int64_t checked_rows = 0;
+  int64_t checked_requests = 0;  ///< with a checked row
   double max_abs_error = 0;    ///< largest |out - reference| of all checked values
   double max_lse_error = 0;    ///< the same of the LSE
   double max_bound_share = 0;  ///< largest error as a share of what its bound allows

@@ -164,7 +164,9 @@ void RowChecker::compare(const RowSample& sample, const ReferenceRow& expected, 
   stats.output_digest = digest_bits(stats.output_digest, got_lse);
   worst_share = std::max(worst_share, lse_error / bound.lse);
 
+  checked_requests_.insert(sample.item.request);
   ++stats.checked_rows;
+  stats.checked_requests = std::ssize(checked_requests_);
   stats.max_abs_error = std::max(stats.max_abs_error, worst_error);
   stats.max_lse_error = std::max(stats.max_lse_error, lse_error);
   stats.max_bound_share = std::max(stats.max_bound_share, worst_share);

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -65,6 +66,7 @@ class RowChecker {
   std::vector<Partial> partials_;  // one a thread
   std::vector<double> expected_;
   std::vector<std::byte> got_;
+  std::set<int64_t> checked_requests_;
   std::vector<int64_t> failed_requests_;
   std::vector<std::string> messages_;
 };

@@ -18,6 +18,7 @@ std::vector<RowSample> RowSampler::choose(const std::vector<StepItem>& items, in
   int64_t first_token = 0;
   for (size_t i = 0; i < items.size(); ++i) {
     const StepItem& item = items[i];
+    if (shares[i] > 0) seen_.insert(item.request);
     for (const int64_t row : draw_set(shares[i], num_rows(item))) {
       const int64_t offset = row / num_heads_ % item.span;
       samples.push_back({.item = item,
@@ -40,6 +41,7 @@ std::vector<int64_t> RowSampler::share_out(const std::vector<StepItem>& items, i
   std::vector<size_t> open(items.size());  // those with rows left
   std::iota(open.begin(), open.end(), 0);
   std::ranges::rotate(open, open.begin() + draw(static_cast<int64_t>(items.size())));
+  std::ranges::stable_partition(open, [&](size_t i) { return !seen_.contains(items[i].request); });
   for (int64_t left = count; left > 0 && !open.empty();) {
     for (const size_t i : open) {
       if (left-- > 0) ++shares[i];

@@ -27,14 +27,15 @@ class RowSampler {
 
   /// `count` different rows of the step, or all where it has fewer. Requests have a part in them
   /// alike, whatever their share of the step, so that decode rows are seen beside long prefill
-  /// chunks; of one request every set of rows is as likely as another.
+  /// chunks; where there are more requests than rows, those that had none in any step come first.
+  /// Of one request every set of rows is as likely as another.
   std::vector<RowSample> choose(const std::vector<StepItem>& items, int64_t count);
 
  private:
   /// Rows that the item has: its tokens in every layer and head.
   int64_t num_rows(const StepItem& item) const;
-  /// How many rows each item gives: one more of each in turn, from a random one on, until there are
-  /// `count` or no row is left.
+  /// How many rows each item gives: one more of each in turn, those of new requests first and else
+  /// from a random one on, until there are `count` or no row is left.
   std::vector<int64_t> share_out(const std::vector<StepItem>& items, int64_t count);
   /// `count` different numbers below `below`.
   std::set<int64_t> draw_set(int64_t count, int64_t below);
@@ -44,6 +45,7 @@ class RowSampler {
   int32_t num_layers_;
   int32_t num_heads_;
   uint64_t num_drawn_ = 0;
+  std::set<int64_t> seen_;  // requests that gave a row
 };
 
 }  // namespace mla::cli
