@@ -218,6 +218,8 @@ class Driver {
     ASSERT_EQ(kv_.check(), model_.counts());
     std::map<int32_t, const void*> page_of_number;
     std::map<const void*, int32_t> number_of_page;
+    std::vector<int64_t> slots;  // of all streams: a read takes a GPU as long whatever its size
+    std::vector<Token> tokens;
     for (const auto& [name, stream] : model_.streams) {
       SCOPED_TRACE("request " + std::to_string(name.first) + " " + name.second);
       const auto pages = kv_.pages(id(name));
@@ -228,9 +230,11 @@ class Driver {
         ASSERT_EQ(page_of_number.try_emplace(pages[i], page).first->second, page);
         ASSERT_EQ(number_of_page.try_emplace(page, pages[i]).first->second, pages[i]);
       }
-      for (int32_t layer = 0; layer < 2; ++layer) {
-        ASSERT_EQ(read_tokens(pool_, pages, kv_.length(id(name)), layer), stream.tokens);
-      }
+      append_slots(slots, pages, kv_.length(id(name)), page_size_);
+      tokens.insert(tokens.end(), stream.tokens.begin(), stream.tokens.end());
+    }
+    for (int32_t layer = 0; layer < 2; ++layer) {
+      ASSERT_EQ(read_slots(pool_, slots, layer, rows_), tokens);
     }
   }
 
@@ -278,7 +282,8 @@ class Driver {
   LatentPool pool_;
   KvResource kv_;
   KvModel model_;
-  int phase_ = 0;  // 0: no step, 1: admitted, 2: planned
+  test::DeviceArray<float> rows_{pool_.config().device};  // kept from one read to the next
+  int phase_ = 0;                                         // 0: no step, 1: admitted, 2: planned
   std::vector<std::vector<Token>> new_tokens_;
   std::map<StreamName, std::vector<Token>> prompts_;
   std::vector<std::vector<Token>> known_texts_;

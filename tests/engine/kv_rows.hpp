@@ -42,23 +42,37 @@ inline void write_tokens(KvResource& kv, std::string_view label, std::span<const
 
 constexpr Token kTornRow = 0xffffffff;
 
-// The tokens whose rows `layer` holds in the first `length` slots of `pages`; kTornRow where a row
-// is not one that write_tokens wrote for this layer.
-inline std::vector<Token> read_tokens(const LatentPool& pool, std::span<const int32_t> pages,
-                                      int64_t length, int32_t layer) {
-  const int64_t page_size = pool.config().page_size;
-  std::vector<int64_t> slots(length);
-  for (int64_t i = 0; i < length; ++i) slots[i] = pages[i / page_size] * page_size + i % page_size;
-  test::DeviceArray<float> on_device(pool.config().device, std::vector<float>(length * 3, -1));
-  pool.gather(layer, slots, on_device.view(std::array<int64_t, 2>{length, 3}));
-  const std::vector<float>& rows = on_device.read();
-  std::vector<Token> tokens(length);
+// Adds the first `length` slots of `pages`.
+inline void append_slots(std::vector<int64_t>& slots, std::span<const int32_t> pages,
+                         int64_t length, int64_t page_size) {
   for (int64_t i = 0; i < length; ++i) {
+    slots.push_back(pages[i / page_size] * page_size + i % page_size);
+  }
+}
+
+// The tokens whose rows `layer` holds in these slots; kTornRow where a row is not one that
+// write_tokens wrote for this layer. The rows come through `memory`, of the pool's device.
+inline std::vector<Token> read_slots(const LatentPool& pool, std::span<const int64_t> slots,
+                                     int32_t layer, test::DeviceArray<float>& memory) {
+  memory.assign(std::vector<float>(slots.size() * 3, -1));
+  pool.gather(layer, slots, memory.view(std::array<int64_t, 2>{std::ssize(slots), 3}));
+  const std::vector<float>& rows = memory.read();
+  std::vector<Token> tokens(slots.size());
+  for (size_t i = 0; i < tokens.size(); ++i) {
     const bool whole =
         rows[i * 3] == rows[i * 3 + 2] && rows[i * 3 + 1] == static_cast<float>(layer);
     tokens[i] = whole ? static_cast<Token>(rows[i * 3]) : kTornRow;
   }
   return tokens;
+}
+
+// Those of the first `length` slots of `pages`.
+inline std::vector<Token> read_tokens(const LatentPool& pool, std::span<const int32_t> pages,
+                                      int64_t length, int32_t layer) {
+  std::vector<int64_t> slots;
+  append_slots(slots, pages, length, pool.config().page_size);
+  test::DeviceArray<float> memory(pool.config().device);
+  return read_slots(pool, slots, layer, memory);
 }
 
 // Keys of the full pages of `tokens`.
