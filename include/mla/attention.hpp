@@ -71,7 +71,7 @@ struct PlanOptions {
 };
 
 /// Tensors of one run (T query tokens, H heads); the last dimension of each is contiguous (lse: any
-/// strides), other strides are free, out overlaps no input. Where T is 0 nothing is looked at.
+/// strides), other strides free; out and lse overlap no other. Where T is 0 nothing is looked at.
 struct RunArgs {
   ConstTensor<3> q_nope{};     ///< [T, H, kv_lora_rank], absorbed
   ConstTensor<3> q_pe{};       ///< [T, H, qk_rope_head_dim]; ignored at rope width 0

@@ -33,7 +33,7 @@ struct PartialState {
 /// All tensors on out's device. Blocks until done on the CPU, queues one launch on `stream` on an
 /// accelerator (at most 256 states there), which can be captured; allocates nothing. Throws
 /// InvalidArgument (no states, a shape or base that differs, another dtype, device or stride, null
-/// data; a device that is not there), CudaError (launch).
+/// data, tensors that overlap; a device that is not there), CudaError (launch).
 MLA_API void merge_states(std::span<const PartialState> states, const Tensor<3>& out,
                           const TensorView<float, 2>& lse, LseBase base = LseBase::kNatural,
                           Executor* executor = nullptr, Stream stream = {});

@@ -59,6 +59,24 @@ void check(std::span<const PartialState> states, const Tensor<3>& out,
   }
 }
 
+// out and lse have no byte of each other, nor of a state, whose very tensors they may be.
+void check_outputs_apart(std::span<const PartialState> states, const Tensor<3>& out,
+                         const TensorView<float, 2>& lse) {
+  const ByteRows out_rows = byte_rows(out);
+  const ByteRows lse_rows = lse.data == nullptr ? ByteRows{} : byte_rows(lse);
+  const TensorName out_name{kWhere, "out"}, lse_name{kWhere, "lse"};
+  check_apart(lse_name, lse_rows, out_name, out_rows);
+  for (size_t i = 0; i < states.size(); ++i) {
+    const auto index = static_cast<int64_t>(i);
+    const TensorName state_out{kWhere, "out", index}, state_lse{kWhere, "lse", index};
+    const ByteRows values = byte_rows(states[i].out), sums = byte_rows(states[i].lse);
+    if (values != out_rows) check_apart(out_name, out_rows, state_out, values);
+    if (sums != lse_rows) check_apart(lse_name, lse_rows, state_lse, sums);
+    check_apart(out_name, out_rows, state_lse, sums);
+    check_apart(lse_name, lse_rows, state_out, values);
+  }
+}
+
 }  // namespace
 
 void merge_states(std::span<const PartialState> states, const Tensor<3>& out,
@@ -67,6 +85,7 @@ void merge_states(std::span<const PartialState> states, const Tensor<3>& out,
   device::Runtime& runtime = device::runtime_of(out.device, "out.device", kWhere);
   check(states, out, lse, base);
   if (out.empty()) return;
+  check_outputs_apart(states, out, lse);
   runtime.operations().merge_states(states, out, lse, base, executor, stream);
 }
 

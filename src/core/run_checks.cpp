@@ -31,6 +31,15 @@ void check_cache_part(const TensorName& name, const ConstTensor<3>& tensor, int6
   check(0, page, ", the page stride declared at creation");
 }
 
+void check_apart_from_inputs(const TensorName& name, const ByteRows& output, const RunArgs& args,
+                             int64_t rope) {
+  check_apart(name, output, {kRun, "q_nope"}, byte_rows(args.q_nope));
+  check_apart(name, output, {kRun, "cache.ckv"}, byte_rows(args.cache.ckv));
+  if (rope == 0) return;
+  check_apart(name, output, {kRun, "q_pe"}, byte_rows(args.q_pe));
+  check_apart(name, output, {kRun, "cache.kpe"}, byte_rows(args.cache.kpe));
+}
+
 }  // namespace
 
 std::string TokenCounts::expected() const {
@@ -64,11 +73,14 @@ void check_run(const RunArgs& args, const AttentionConfig& config, const TokenCo
 
   check_rows({kRun, "out"}, args.out, {tokens, heads, rank}, config);
   check_rows_apart({kRun, "out"}, row_strides(args.out));
+  check_apart_from_inputs({kRun, "out"}, byte_rows(args.out), args, rope);
   if (args.lse.data == nullptr) return;
   const TensorName lse{kRun, "lse"};
   check_tensor(lse, args.lse, {tokens, heads}, DType::kFloat32, config.device);
   check_row_strides(lse, row_strides(args.lse));
   check_rows_apart(lse, row_strides(args.lse));
+  check_apart(lse, byte_rows(args.lse), {kRun, "out"}, byte_rows(args.out));
+  check_apart_from_inputs(lse, byte_rows(args.lse), args, rope);
 }
 
 }  // namespace mla

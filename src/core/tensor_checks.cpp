@@ -46,6 +46,55 @@ void check_rows_apart(const TensorName& name, const RowStrides& rows) {
   check(outer, (rows.extent[inner] - 1) * rows.stride[inner] + rows.width);
 }
 
+ByteRows byte_rows(const void* data, DType dtype, const RowStrides& rows) {
+  const auto size = static_cast<uint64_t>(size_of(dtype));
+  ByteRows bytes{.begin = reinterpret_cast<uintptr_t>(data),
+                 .width = static_cast<uint64_t>(rows.width) * size};
+  for (size_t d = 0; d < 2; ++d) {
+    bytes.extent[d] = static_cast<uint64_t>(rows.extent[d]);
+    if (rows.extent[d] > 1) bytes.stride[d] = static_cast<uint64_t>(rows.stride[d]) * size;
+  }
+  return bytes;
+}
+
+namespace {
+
+// Bytes from the first row's begin to the last one's end; modulo `step`, where that is not 0.
+uint64_t span_of(const ByteRows& rows, uint64_t step) {
+  uint64_t span = rows.width;
+  for (size_t d = 0; d < 2; ++d) {
+    const bool repeats = step > 0 && rows.stride[d] % step == 0;
+    if (!repeats) span += (rows.extent[d] - 1) * rows.stride[d];
+  }
+  return span;
+}
+
+bool is_apart_modulo(const ByteRows& low, const ByteRows& high, uint64_t step) {
+  const uint64_t distance = (high.begin - low.begin) % step;
+  return span_of(low, step) <= distance && distance + span_of(high, step) <= step;
+}
+
+}  // namespace
+
+bool may_overlap(const ByteRows& a, const ByteRows& b) {
+  for (const ByteRows& rows : {a, b}) {
+    if (rows.extent[0] == 0 || rows.extent[1] == 0 || rows.width == 0) return false;
+  }
+  const ByteRows& low = a.begin <= b.begin ? a : b;
+  const ByteRows& high = a.begin <= b.begin ? b : a;
+  if (low.begin + span_of(low, 0) <= high.begin) return false;
+  for (const uint64_t step : {a.stride[0], a.stride[1], b.stride[0], b.stride[1]}) {
+    if (step > 0 && is_apart_modulo(low, high, step)) return false;
+  }
+  return true;
+}
+
+void check_apart(const TensorName& name, const ByteRows& output, const TensorName& other,
+                 const ByteRows& rows) {
+  if (!may_overlap(output, rows)) return;
+  refuse_tensor(name, "", "memory apart from that of " + other.text(), "memory that overlaps it");
+}
+
 void check_columns(const TensorName& name, int64_t width, int64_t stride) {
   if (width > 1 && stride != 1) refuse_tensor(name, ".stride[2]", "1", std::to_string(stride));
 }

@@ -72,6 +72,30 @@ void check_row_strides(const TensorName& name, const RowStrides& rows);
 /// Rows of an output do not run into each other, whichever of tokens and heads is outermost.
 void check_rows_apart(const TensorName& name, const RowStrides& rows);
 
+/// Where the rows of a tensor lie, in bytes: extent[0] * extent[1] of them.
+struct ByteRows {
+  uint64_t begin = 0;
+  std::array<uint64_t, 2> extent{}, stride{};
+  uint64_t width = 0;
+
+  bool operator==(const ByteRows&) const = default;
+};
+
+/// Of a tensor that was checked; strides of a dimension of 1 row count as 0.
+ByteRows byte_rows(const void* data, DType dtype, const RowStrides& rows);
+template <class T, int Rank>
+ByteRows byte_rows(const TensorView<T, Rank>& tensor) {
+  return byte_rows(tensor.data, tensor.dtype, row_strides(tensor));
+}
+
+/// Whether a byte may be in both, at constant cost. Rows that interleave are told apart where they
+/// repeat at one distance, as parts of the rows of one buffer do; others count as overlapping.
+bool may_overlap(const ByteRows& a, const ByteRows& b);
+
+/// An output has no byte of another tensor.
+void check_apart(const TensorName& name, const ByteRows& output, const TensorName& other,
+                 const ByteRows& rows);
+
 /// The last dimension has no gaps.
 void check_columns(const TensorName& name, int64_t width, int64_t stride);
 

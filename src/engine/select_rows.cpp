@@ -3,6 +3,7 @@
 #include <string>
 #include <utility>
 
+#include "core/tensor_checks.hpp"
 #include "device/operations.hpp"
 #include "device/runtime.hpp"
 #include "mla/error.hpp"
@@ -10,15 +11,23 @@
 namespace mla::engine {
 namespace {
 
+constexpr const char* kWhere = "AttentionResource::select_last_hidden";
+
 [[noreturn]] void refuse(std::string what, std::string expected, std::string got) {
   throw_invalid({.what = std::move(what),
-                 .where = "AttentionResource::select_last_hidden",
+                 .where = kWhere,
                  .expected = std::move(expected),
                  .got = std::move(got)});
 }
 
 template <class T>
-void check_rows(const std::string& name, const TensorView<T, 2>& tensor, Device device) {
+RowStrides rows_of(const TensorView<T, 2>& matrix) {
+  return {{matrix.shape[0], 1}, {matrix.stride[0], 0}, matrix.shape[1]};
+}
+
+template <class T>
+void check_rows(const char* field, const TensorView<T, 2>& tensor, Device device) {
+  const std::string name = field;
   if (tensor.device != device)
     refuse(name + ".device", to_string(device), to_string(tensor.device));
   if (tensor.shape[0] < 0 || tensor.shape[1] < 0) {
@@ -29,6 +38,7 @@ void check_rows(const std::string& name, const TensorView<T, 2>& tensor, Device 
   if (tensor.stride[1] != 1) {
     refuse(name + ".stride[1]", "1: rows are contiguous", std::to_string(tensor.stride[1]));
   }
+  check_row_strides({kWhere, field}, rows_of(tensor));
 }
 
 }  // namespace
@@ -52,6 +62,9 @@ void select_last_rows(const TensorView<const int32_t, 1>& qo_indptr, const Token
     refuse("out.shape", to_string(shape) + " = [rows, hidden.shape[1]]", to_string(out.shape));
   }
   if (out.empty()) return;
+  check_rows_apart({kWhere, "out"}, rows_of(out));
+  check_apart({kWhere, "out"}, byte_rows(out.data, out.dtype, rows_of(out)), {kWhere, "hidden"},
+              byte_rows(hidden.data, hidden.dtype, rows_of(hidden)));
   device::runtime_of(qo_indptr.device)
       .operations()
       .select_last_rows(qo_indptr.data, hidden, out, stream);

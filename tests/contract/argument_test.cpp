@@ -382,6 +382,13 @@ TEST(ArgumentContract, RunNamesTheTensorThatDoesNotMatchThePlan) {
          a.lse.device = {DeviceKind::kCuda, 2};
        },
        "lse.device", "cpu", "cuda:2"},
+      {[](Args& a) { a.out.data = const_cast<void*>(a.q_nope.data); }, "out", "apart from", "over"},
+      {[](Args& a) { a.out.data = const_cast<void*>(a.q_pe.data); }, "out", "that of q_", "over"},
+      {[](Args& a) { a.out.data = const_cast<void*>(a.cache.ckv.data); }, "out", "cache.ckv",
+       "over"},
+      {[](Args& a) { a.lse.data = static_cast<float*>(a.out.data) + 3; }, "lse", "that of out",
+       "over"},
+      {[](Args& a) { a.q_pe.data = a.lse.data; }, "lse", "that of q_pe", "over"},
   };
   PagedAttention attention(good_config());
   Problem problem({.geometry = good_config().geometry,

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "cases/random.hpp"
@@ -170,6 +172,36 @@ TEST(MergeUnit, StridesAreHonouredAndGapsStayUntouched) {
   }
   EXPECT_EQ(to_lse[3], -7);
   EXPECT_EQ(to_lse[7], -7);
+}
+
+TEST(MergeUnit, OutputsThatOverlapPartOfAnotherTensorAreRefused) {
+  State a({2, 2, 3}, 1, 0);
+  State b({2, 2, 3}, 2, 0);
+  std::vector<float> memory(64, 7);
+  const auto values = [&](int64_t at) {
+    return contiguous_view(memory.data() + at, std::array<int64_t, 3>{2, 2, 3});
+  };
+  const auto sums = [&](int64_t at) {
+    return contiguous_view(memory.data() + at, std::array<int64_t, 2>{2, 2});
+  };
+  const auto refused = [](std::span<const PartialState> states, const Tensor<3>& out,
+                          const TensorView<float, 2>& lse) {
+    try {
+      merge_states(states, out, lse);
+      return std::string("nothing");
+    } catch (const InvalidArgument& error) {
+      return error.parts().what + " of " + error.parts().expected;
+    }
+  };
+  const std::array own = {a.partial(), b.partial()};
+  EXPECT_EQ(refused(own, values(0), sums(11)), "lse of memory apart from that of out");
+  EXPECT_EQ(refused(own, values(0), sums(12)), "nothing");
+  const std::array lent = {a.partial(), PartialState{.out = values(20), .lse = sums(40)}};
+  EXPECT_EQ(refused(lent, values(20), sums(40)), "nothing") << "the state's very tensors";
+  EXPECT_EQ(refused(lent, values(21), {}), "out of memory apart from that of states[1].out");
+  EXPECT_EQ(refused(lent, values(32), {}), "out of memory apart from that of states[1].lse");
+  EXPECT_EQ(refused(lent, values(0), sums(42)), "lse of memory apart from that of states[1].lse");
+  EXPECT_EQ(refused(lent, values(0), sums(17)), "lse of memory apart from that of states[1].out");
 }
 
 TEST(MergeUnit, LseIsOnlyWrittenWhereItIsWanted) {

@@ -370,6 +370,10 @@ TEST_F(SeedSurfaceUnit, SelectLastHiddenTakesEachRequestsLastRowAndZerosWithoutQ
   unknown.dtype = static_cast<DType>(9);
   EXPECT_THAT(refusal([&] { attention.select_last_hidden(unknown, result); }),
               testing::AllOf(HasSubstr("hidden.dtype"), HasSubstr("9")));
+  TensorView<const float, 2> same = rows;
+  same.data = out.data();
+  EXPECT_THAT(refusal([&] { attention.select_last_hidden(same, result); }),
+              HasSubstr("out: expected memory apart from that of hidden"));
 }
 
 TEST_F(SeedSurfaceUnit, UsesKernelIsFalseOnlyWhereTheReferenceServes) {
