@@ -33,3 +33,13 @@ core: Any = tvm_ffi.load_module(str(Path(__file__).parent / "_core.so"))
 
 # tvm_ffi has imported PyTorch where it is installed.
 torch: Any = sys.modules.get("torch")
+
+
+class Handle:
+    """Holds an object of the module, of which there is one: it is not copied, nor pickled."""
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            f"{type(self).__name__}: copy, pickle: expected an object of its own, made by the"
+            " constructor, got one that holds memory and plans"
+        )

@@ -1,9 +1,11 @@
 """Records of the interface, as in the C++ headers."""
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from ._arrays import DTypeLike, dtype_code, dtype_name
+from ._checks import integer
 
 
 class LseBase(enum.IntEnum):
@@ -13,8 +15,26 @@ class LseBase(enum.IntEnum):
     TWO = 1
 
 
+def lse_base_code(base: Any, where: str) -> int:
+    """The number of an LseBase."""
+    return integer(base, "lse_base", where, 0, 1, "LseBase.NATURAL or LseBase.TWO")
+
+
+class _Integers:
+    """A record of integers, which are checked when it is made."""
+
+    def __post_init__(self) -> None:
+        self._check(*(field.name for field in fields(self)))  # type: ignore[arg-type]
+
+    def _check(self, *names: str, bits: int = 64) -> None:
+        where, high = type(self).__name__, 2 ** (bits - 1) - 1
+        for name in names:
+            value = integer(getattr(self, name), name, where, -high - 1, high)
+            object.__setattr__(self, name, value)
+
+
 @dataclass(frozen=True, kw_only=True)
-class Geometry:
+class Geometry(_Integers):
     """What the attention is over, the same for every layer of a model."""
 
     num_heads: int
@@ -29,6 +49,7 @@ class Geometry:
     """Of queries, output and cache: fp32, bf16 or fp16, by name or as a framework's dtype."""
 
     def __post_init__(self) -> None:
+        self._check("num_heads", "kv_lora_rank", "qk_rope_head_dim", "page_size", bits=32)
         object.__setattr__(self, "dtype", dtype_name(self.dtype))
 
     @property
@@ -49,7 +70,7 @@ class Geometry:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CacheStrides:
+class CacheStrides(_Integers):
     """Strides of a cache in elements, where it is not one pool layer of rows [ckv | kpe]."""
 
     ckv_page: int
@@ -62,7 +83,7 @@ class CacheStrides:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class Limits(_Integers):
     """The most that one plan may hold. Index buffers and scratch are sized from it at creation."""
 
     max_rows: int = 1024
@@ -77,7 +98,7 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Bucket:
+class Bucket(_Integers):
     """The fixed shape that a captured graph serves: plans may have fewer rows and tokens."""
 
     num_rows: int
@@ -88,7 +109,7 @@ class Bucket:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SplitPolicy:
+class SplitPolicy(_Integers):
     """How a request's keys are cut into parts: at most one of the two; 0: the planner decides."""
 
     fixed_tokens: int = 0

@@ -14,13 +14,16 @@ from ._arrays import (
     array_device,
     device_name,
     device_of,
-    empty_like,
     host_ints,
-    invalid,
+    lent,
+    like,
+    optional,
     output,
+    refuse_gradients,
     stream_handle,
 )
-from ._module import core
+from ._checks import entries, instance, integer, invalid, number, pair, text
+from ._module import Handle, core
 from ._records import (
     Bucket,
     CacheStrides,
@@ -30,17 +33,20 @@ from ._records import (
     PlanInfo,
     SplitPolicy,
     Support,
+    lse_base_code,
 )
 
+_PLAN, _RUN, _MERGE = "PagedAttention::plan", "PagedAttention::run", "merge_states"
 
-class Executor:
+
+class Executor(Handle):
     """The threads of the CPU backend. Calls from several Python threads take turns.
 
     num_threads  >= 1; 0 takes the processors that this process may use
     """
 
     def __init__(self, num_threads: int = 0) -> None:
-        self._box = core.executor_make(num_threads)
+        self._box = core.executor_make(integer(num_threads, "num_threads", "Executor"))
 
     @property
     def num_threads(self) -> int:
@@ -48,8 +54,14 @@ class Executor:
         return core.executor_num_threads(self._box)
 
 
-def _box(executor: Executor | None) -> Any:
-    return None if executor is None else executor._box
+def executor_box(executor: Executor | None, where: str) -> Any:
+    """What the module takes for an executor."""
+    return None if executor is None else instance(executor, Executor, "executor", where)._box
+
+
+def fields_of(record: Any, kind: type[Any], what: str, where: str) -> Any:
+    """What the module takes for a record that may be left out."""
+    return None if record is None else instance(record, kind, what, where)._fields()
 
 
 def supports(
@@ -67,16 +79,16 @@ def supports(
     Never raises on a shape: what is wrong with it is the reason. Does not touch the device.
     """
     chosen, capturable, rounds, reason, *verdicts = core.supports(
-        geometry._fields(),
+        instance(geometry, Geometry, "geometry", "supports")._fields(),
         *device_of(device),
-        None if strides is None else strides._fields(),
-        kernel,
+        fields_of(strides, CacheStrides, "strides", "supports"),
+        text(kernel, "kernel", "supports"),
     )
     considered = tuple(zip(verdicts[::2], verdicts[1::2], strict=True))
     return Support(chosen, capturable, rounds, reason, considered)
 
 
-class PagedAttention:
+class PagedAttention(Handle):
     """Paged MLA attention: `plan` once a step on the host, `run` once a layer.
 
     scores = (q_nope . ckv + q_pe . kpe) * sm_scale;  out = softmax(scores) @ ckv, over each
@@ -130,7 +142,7 @@ class PagedAttention:
                 kernel,
                 executor,
             ),
-            scratch,
+            lent(scratch, "scratch", "PagedAttention"),
         )
         self._key = _torch_ops.register(self)
 
@@ -195,14 +207,16 @@ class PagedAttention:
         """
         core.attention_plan(
             self._box,
-            host_ints(qo_indptr),
-            host_ints(kv_indptr),
-            host_ints(kv_indices),
-            None if kv_len is None else host_ints(kv_len),
-            None if kv_last_page_len is None else host_ints(kv_last_page_len),
-            sm_scale,
-            causal,
-            int(lse_base),
+            host_ints(qo_indptr, "qo_indptr", _PLAN),
+            host_ints(kv_indptr, "kv_indptr", _PLAN),
+            host_ints(kv_indices, "kv_indices", _PLAN),
+            None if kv_len is None else host_ints(kv_len, "kv_len", _PLAN),
+            None
+            if kv_last_page_len is None
+            else host_ints(kv_last_page_len, "kv_last_page_len", _PLAN),
+            number(sm_scale, "sm_scale", _PLAN),
+            bool(causal),
+            lse_base_code(lse_base, _PLAN),
             stream_handle(self._device, stream),
         )
 
@@ -235,8 +249,9 @@ class PagedAttention:
         RuntimeError (no plan, CUDA). Under torch.compile it is the operator libmla::attention_run.
         """
         if out is None:
-            out = empty_like(q_nope, q_nope.shape, "PagedAttention::run")
+            out = like(q_nope, "q_nope", _RUN)
         if _torch_ops.is_compiling():
+            refuse_gradients(_RUN, q_nope=q_nope, q_pe=q_pe, ckv=ckv, kpe=kpe, out=out, lse=lse)
             _attention_run(self._key, q_nope, q_pe, ckv, kpe, out, lse)
         else:
             self._run(q_nope, q_pe, ckv, kpe, out, lse, stream)
@@ -247,12 +262,12 @@ class PagedAttention:
     ) -> None:
         core.attention_run(
             self._box,
-            argument(q_nope),
-            argument(q_pe),
-            argument(ckv),
-            argument(kpe),
-            output(out, "out", "PagedAttention::run"),
-            output(lse, "lse", "PagedAttention::run"),
+            argument(q_nope, "q_nope", _RUN),
+            optional(q_pe, "q_pe", _RUN),
+            argument(ckv, "ckv", _RUN),
+            optional(kpe, "kpe", _RUN),
+            output(out, "out", _RUN),
+            None if lse is None else output(lse, "lse", _RUN),
             stream_handle(self._device, stream),
         )
 
@@ -295,7 +310,7 @@ class PagedAttention:
 
 @_torch_ops.operator(
     "attention_run",
-    "(int key, Tensor q_nope, Tensor? q_pe, Tensor ckv, Tensor? kpe,"
+    "(SymInt key, Tensor q_nope, Tensor? q_pe, Tensor ckv, Tensor? kpe,"
     " Tensor(a!) out, Tensor(b!)? lse)",
 )
 def _attention_run(
@@ -316,17 +331,18 @@ def _config(
     kernel: str,
     executor: Executor | None,
 ) -> tuple[Any, ...]:
+    where = "PagedAttention"
     return (
-        geometry._fields(),
-        num_pages,
+        instance(geometry, Geometry, "geometry", where)._fields(),
+        integer(num_pages, "num_pages", where),
         *device,
-        None if strides is None else strides._fields(),
-        (limits or Limits())._fields(),
-        None if bucket is None else bucket._fields(),
-        capture,
-        (splits or SplitPolicy())._fields(),
-        kernel,
-        _box(executor),
+        fields_of(strides, CacheStrides, "strides", where),
+        fields_of(Limits() if limits is None else limits, Limits, "limits", where),
+        fields_of(bucket, Bucket, "bucket", where),
+        bool(capture),
+        fields_of(SplitPolicy() if splits is None else splits, SplitPolicy, "splits", where),
+        text(kernel, "kernel", where),
+        executor_box(executor, where),
     )
 
 
@@ -351,16 +367,21 @@ def merge_states(
     queued on `stream` on CUDA (at most 256 states), done at return on the CPU. Allocates only an
     `out` that was not given. Raises ValueError. Under torch.compile: libmla::merge_states.
     """
-    if not states:
-        raise invalid("states", "merge_states", "1 or more", 0)
-    outs = [state[0] for state in states]
-    lses = [state[1] for state in states]
+    pairs = entries(states, "states", _MERGE)
+    if not pairs:
+        raise invalid("states", _MERGE, "1 or more", 0)
+    for i, state in enumerate(pairs):
+        pair(state, f"states[{i}]", _MERGE, "a pair of out and lse")
+    outs, lses = [state[0] for state in pairs], [state[1] for state in pairs]
     if out is None:
-        out = empty_like(outs[0], outs[0].shape, "merge_states")
+        out = like(outs[0], "states[0].out", _MERGE)
+    base = lse_base_code(lse_base, _MERGE)
     if _torch_ops.is_compiling():
-        _merge_states(outs, lses, out, lse, int(lse_base))
+        for i, (values, sums) in enumerate(pairs):
+            refuse_gradients(_MERGE, **{f"states[{i}].out": values, f"states[{i}].lse": sums})
+        _merge_states(outs, lses, out, lse, base)
     else:
-        _merge(outs, lses, out, lse, lse_base, executor, stream)
+        _merge(outs, lses, out, lse, base, executor, stream)
     return out
 
 
@@ -382,11 +403,11 @@ def _merge(
     stream: StreamLike = None,
 ) -> None:
     core.merge_states(
-        [argument(state) for state in outs],
-        [argument(state) for state in lses],
-        output(out, "out", "merge_states"),
-        output(lse, "lse", "merge_states"),
-        int(lse_base),
-        _box(executor),
+        [argument(state, f"states[{i}].out", _MERGE) for i, state in enumerate(outs)],
+        [argument(state, f"states[{i}].lse", _MERGE) for i, state in enumerate(lses)],
+        output(out, "out", _MERGE),
+        None if lse is None else output(lse, "lse", _MERGE),
+        lse_base,
+        executor_box(executor, _MERGE),
         stream_handle(array_device(out), stream),
     )

@@ -17,14 +17,15 @@ from ._arrays import (
     device_of,
     dtype_code,
     dtype_name,
-    empty_like,
-    invalid,
+    like,
     output,
+    refuse_gradients,
     stream_handle,
 )
-from ._module import core
+from ._checks import instance, integer, invalid, shown, text
+from ._module import Handle, core
 from ._records import Geometry
-from .attention import Executor, PagedAttention, _box
+from .attention import Executor, PagedAttention, executor_box
 from .pool import LatentPool
 
 if not hasattr(core, "layer_make"):
@@ -34,7 +35,7 @@ if not hasattr(core, "layer_make"):
     )
 
 
-class LayerConfig:
+class LayerConfig(Handle):
     """Geometry of one MLA layer, from a model's own config.json.
 
     config_json  its text; model_type deepseek_v2, deepseek_v3, kimi_k2, glm4_moe_lite,
@@ -45,7 +46,7 @@ class LayerConfig:
     """
 
     def __init__(self, config_json: str) -> None:
-        self._box = core.layer_config_parse(config_json)
+        self._box = core.layer_config_parse(text(config_json, "config_json", "LayerConfig"))
         (
             self.model_type,
             self.sm_scale,
@@ -82,6 +83,7 @@ class LayerActivations(NamedTuple):
     """[T, H, kv_lora_rank], where the attention writes."""
 
 
+_FORWARD = "Layer::forward"
 _WEIGHTS = (
     "q_proj",
     "q_a_proj",
@@ -94,7 +96,7 @@ _WEIGHTS = (
 )
 
 
-class Layer:
+class Layer(Handle):
     """A Multi-head Latent Attention layer. docs/layer.md has what it computes, and its bounds.
 
     weights   by the names of the checkpoint, as in "q_a_proj.weight" (the ending may be left out);
@@ -118,11 +120,12 @@ class Layer:
         device: DeviceLike = "cpu",
         executor: Executor | None = None,
     ) -> None:
-        unknown = [name for name in weights if name.removesuffix(".weight") not in _WEIGHTS]
+        instance(weights, Mapping, "weights", "Layer")
+        unknown = [name for name in weights if str(name).removesuffix(".weight") not in _WEIGHTS]
         if unknown:
             raise invalid("weights", "Layer", f"of the names {', '.join(_WEIGHTS)}", unknown[0])
         given = {name.removesuffix(".weight"): weight for name, weight in weights.items()}
-        matrices = [_matrix(given.get(name)) for name in _WEIGHTS]
+        matrices = [_matrix(given.get(name), name) for name in _WEIGHTS]
         self._init(config, core.layer_make, (matrices,), heads, dtype, device, executor)
 
     @classmethod
@@ -139,7 +142,9 @@ class Layer:
     ) -> "Layer":
         """A layer with the weights of a file, as in prefix "model.layers.0.self_attn."."""
         layer = cls.__new__(cls)
-        source = (os.fspath(path), prefix)
+        if not isinstance(path, str | os.PathLike):
+            raise invalid("path", "Layer", "a path", shown(path))
+        source = (text(os.fspath(path), "path", "Layer"), text(prefix, "prefix", "Layer"))
         layer._init(config, core.layer_from_file, source, heads, dtype, device, executor)
         return layer
 
@@ -153,17 +158,20 @@ class Layer:
         device: DeviceLike,
         executor: Executor | None,
     ) -> None:
-        self.config = config
+        self.config = instance(config, LayerConfig, "config", "Layer")
         self.dtype = dtype_name(dtype)
         self._device = device_of(device)
-        heads = heads or HeadRange()
+        heads = HeadRange() if heads is None else instance(heads, HeadRange, "heads", "Layer")
         self._box = make(
             config._box,
             *source,
-            (heads.begin, heads.count),
+            tuple(
+                integer(number, f"heads.{name}", "Layer")
+                for name, number in (("begin", heads.begin), ("count", heads.count))
+            ),
             dtype_code(dtype),
             *self._device,
-            _box(executor),
+            executor_box(executor, "Layer"),
         )
         self._key = _torch_ops.register(self)
 
@@ -202,9 +210,9 @@ class Layer:
         """
         parts = core.layer_project(
             self._box,
-            argument(hidden),
-            argument(positions),
-            workspace._box,
+            argument(hidden, "hidden", "Layer::project"),
+            argument(positions, "positions", "Layer::project"),
+            instance(workspace, LayerWorkspace, "workspace", "Layer::project")._box,
             stream_handle(self._device, stream),
         )
         return LayerActivations(*parts)
@@ -220,9 +228,9 @@ class Layer:
         """Attended latents [T, H, kv_lora_rank] to out [T, hidden], which it returns."""
         core.layer_output(
             self._box,
-            argument(attended),
+            argument(attended, "attended", "Layer::output"),
             output(out, "out", "Layer::output"),
-            workspace._box,
+            instance(workspace, LayerWorkspace, "workspace", "Layer::output")._box,
             stream_handle(self._device, stream),
         )
         return out
@@ -253,8 +261,12 @@ class Layer:
         `out` that was not given. Under torch.compile it is the operator libmla::layer_forward.
         """
         if out is None:
-            out = empty_like(hidden, hidden.shape, "Layer::forward")
+            out = like(hidden, "hidden", _FORWARD)
+        instance(pool, LatentPool, "pool", _FORWARD)
+        instance(attention, PagedAttention, "attention", _FORWARD)
+        instance(workspace, LayerWorkspace, "workspace", _FORWARD)
         if _torch_ops.is_compiling():
+            refuse_gradients(_FORWARD, hidden=hidden, out=out)
             keys = [self._key, pool._key, attention._key, workspace._key]
             _layer_forward(keys, hidden, positions, slots, layer_idx, out, pool._layers[layer_idx])
         else:
@@ -277,19 +289,19 @@ class Layer:
     ) -> None:
         core.layer_forward(
             self._box,
-            argument(hidden),
-            argument(positions),
-            argument(slots),
+            argument(hidden, "hidden", _FORWARD),
+            argument(positions, "positions", _FORWARD),
+            argument(slots, "slots", _FORWARD),
             pool._box,
-            layer_idx,
+            integer(layer_idx, "layer_idx", _FORWARD),
             attention._box,
-            output(out, "out", "Layer::forward"),
+            output(out, "out", _FORWARD),
             workspace._box,
             stream_handle(self._device, stream),
         )
 
 
-class LayerWorkspace:
+class LayerWorkspace(Handle):
     """Memory for the activations of one step of up to `max_tokens` tokens.
 
     Layers of one configuration and rank may share it, one call at a time. Raises ValueError,
@@ -297,8 +309,9 @@ class LayerWorkspace:
     """
 
     def __init__(self, layer: Layer, max_tokens: int) -> None:
-        self.max_tokens = max_tokens
-        self._box = core.layer_workspace(layer._box, max_tokens)
+        owner = instance(layer, Layer, "layer", "LayerWorkspace")
+        self.max_tokens = integer(max_tokens, "max_tokens", "LayerWorkspace")
+        self._box = core.layer_workspace(owner._box, self.max_tokens)
         self._key = _torch_ops.register(self)
 
     @property
@@ -309,7 +322,7 @@ class LayerWorkspace:
 
 @_torch_ops.operator(
     "layer_forward",
-    "(int[] keys, Tensor hidden, Tensor positions, Tensor slots, int layer_idx, Tensor(a!) out,"
+    "(SymInt[] keys, Tensor hidden, Tensor positions, Tensor slots, int layer_idx, Tensor(a!) out,"
     " Tensor(b!) pool_layer)",
 )
 def _layer_forward(
@@ -326,8 +339,10 @@ def _layer_forward(
     _torch_ops.written(pool_layer, pool._layers[layer_idx])
 
 
-def _matrix(weight: Any) -> Any:
+def _matrix(weight: Any, name: str) -> Any:
     """A weight as the module takes it, norms as one row."""
     if weight is None:
         return None
-    return argument(weight.reshape(1, -1) if len(weight.shape) == 1 else weight)
+    if not hasattr(weight, "reshape"):
+        raise invalid(name, "Layer", "an array", shown(weight))
+    return argument(weight.reshape(1, -1) if len(weight.shape) == 1 else weight, name, "Layer")

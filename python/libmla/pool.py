@@ -18,14 +18,19 @@ from ._arrays import (
     dtype_code,
     dtype_name,
     host_ints,
-    invalid,
+    lent,
+    optional,
     output,
+    refuse_gradients,
     stream_handle,
 )
-from ._module import core, torch
+from ._checks import entries, integer, pair
+from ._module import Handle, core, torch
+
+_APPEND, _GATHER, _COPY = "LatentPool::append", "LatentPool::gather", "LatentPool::copy_pages"
 
 
-class LatentPool:
+class LatentPool(Handle):
     """The paged latent cache, [layers, pages, page_size, kv_lora_rank + qk_rope_head_dim].
 
     num_pages  usable pages, 1 to 2^31 - 2. The pool holds one more, the sink: page num_pages, where
@@ -51,25 +56,12 @@ class LatentPool:
         device: DeviceLike = "cpu",
         memory: SupportsDLPack | None = None,
     ) -> None:
-        self.num_layers = num_layers
-        self.num_pages = num_pages
-        self.page_size = page_size
-        self.kv_lora_rank = kv_lora_rank
-        self.qk_rope_head_dim = qk_rope_head_dim
+        shape = _shape(num_layers, num_pages, page_size, kv_lora_rank, qk_rope_head_dim, dtype)
+        self.num_layers, self.num_pages, self.page_size = shape[:3]
+        self.kv_lora_rank, self.qk_rope_head_dim = shape[3:5]
         self.dtype = dtype_name(dtype)
         self._device = device_of(device)
-        self._box = core.pool_make(
-            (
-                num_layers,
-                num_pages,
-                page_size,
-                kv_lora_rank,
-                qk_rope_head_dim,
-                dtype_code(dtype),
-            ),
-            *self._device,
-            memory,
-        )
+        self._box = core.pool_make(shape, *self._device, lent(memory, "memory", "LatentPool"))
         self._layers = _torch_ops.layers(self)
         self._key = _torch_ops.register(self)
 
@@ -84,14 +76,7 @@ class LatentPool:
         dtype: DTypeLike = "bf16",
     ) -> int:
         """Exact bytes of a pool, the sink included. Raises as the constructor."""
-        shape = (
-            num_layers,
-            num_pages,
-            page_size,
-            kv_lora_rank,
-            qk_rope_head_dim,
-            dtype_code(dtype),
-        )
+        shape = _shape(num_layers, num_pages, page_size, kv_lora_rank, qk_rope_head_dim, dtype)
         return core.pool_bytes(shape, 0, 0)
 
     @property
@@ -113,11 +98,11 @@ class LatentPool:
         """One layer [total_pages, page_size, latent], without copying; `to_torch` and `to_numpy`
         make an array of it. It keeps the pool's memory alive. Raises ValueError (layer).
         """
-        return core.pool_layer(self._box, layer)
+        return core.pool_layer(self._box, integer(layer, "layer", "LatentPool::layer"))
 
     def views(self, layer: int) -> tuple[SupportsDLPack, SupportsDLPack | None]:
         """The ckv and kpe of a layer, as PagedAttention.run takes them; no kpe at rope width 0."""
-        parts = core.pool_views(self._box, layer)
+        parts = core.pool_views(self._box, integer(layer, "layer", "LatentPool::views"))
         return parts[0], parts[1] if len(parts) > 1 else None
 
     def append(
@@ -140,6 +125,7 @@ class LatentPool:
         written. Under torch.compile, where slots are a tensor, it is libmla::pool_append.
         """
         if _torch_ops.is_compiling():
+            refuse_gradients(_APPEND, ckv=ckv, kpe=kpe)
             _pool_append(self._key, layer, slots, ckv, kpe, self._layers[layer])
         else:
             self._append(layer, slots, ckv, kpe, stream)
@@ -148,10 +134,12 @@ class LatentPool:
         on_host = not (torch is not None and isinstance(slots, torch.Tensor))
         core.pool_append(
             self._box,
-            layer,
-            host_ints(slots, np.int64) if on_host else slots,
-            argument(ckv),
-            argument(kpe),
+            integer(layer, "layer", _APPEND),
+            host_ints(slots, "slots", _APPEND, np.int64)
+            if on_host
+            else argument(slots, "slots", _APPEND),
+            argument(ckv, "ckv", _APPEND),
+            optional(kpe, "kpe", _APPEND),
             stream_handle(self._device, stream),
         )
 
@@ -161,25 +149,44 @@ class LatentPool:
         """Reads slots[i] ([n] int64, host) into row i of `rows` [n, latent]; -1 leaves it alone."""
         core.pool_gather(
             self._box,
-            layer,
-            host_ints(slots, np.int64),
-            output(rows, "rows", "LatentPool::gather"),
+            integer(layer, "layer", _GATHER),
+            host_ints(slots, "slots", _GATHER, np.int64),
+            output(rows, "rows", _GATHER),
             stream_handle(self._device, stream),
         )
 
     def copy_pages(self, copies: Sequence[tuple[int, int]], *, stream: StreamLike = None) -> None:
         """Copies whole pages (from, to) in every layer, one after the other."""
-        flat: list[Any] = []
-        for i, copy in enumerate(copies):
-            if len(copy) != 2:
-                raise invalid(f"copies[{i}]", "copy_pages", "two pages", f"{len(copy)} of them")
-            flat += copy
+        flat: list[int] = []
+        for i, copy in enumerate(entries(copies, "copies", _COPY)):
+            pages = pair(copy, f"copies[{i}]", _COPY, "two pages")
+            flat += [integer(page, f"copies[{i}]", _COPY) for page in pages]
         core.pool_copy_pages(self._box, flat, stream_handle(self._device, stream))
+
+
+def _shape(
+    num_layers: int,
+    num_pages: int,
+    page_size: int,
+    kv_lora_rank: int,
+    qk_rope_head_dim: int,
+    dtype: DTypeLike,
+) -> tuple[int, ...]:
+    """A pool's shape as the module takes it."""
+    named = {
+        "num_layers": num_layers,
+        "num_pages": num_pages,
+        "page_size": page_size,
+        "kv_lora_rank": kv_lora_rank,
+        "qk_rope_head_dim": qk_rope_head_dim,
+    }
+    numbers = (integer(value, name, "LatentPool") for name, value in named.items())
+    return (*numbers, dtype_code(dtype))
 
 
 @_torch_ops.operator(
     "pool_append",
-    "(int key, int layer, Tensor slots, Tensor ckv, Tensor? kpe, Tensor(a!) pool_layer)",
+    "(SymInt key, int layer, Tensor slots, Tensor ckv, Tensor? kpe, Tensor(a!) pool_layer)",
 )
 def _pool_append(key: int, layer: int, slots: Any, ckv: Any, kpe: Any, pool_layer: Any) -> None:
     pool = _torch_ops.find(key)

@@ -12,17 +12,23 @@ from ._arrays import (
     StreamLike,
     SupportsDLPack,
     argument,
-    empty_like,
-    invalid,
+    lent,
+    like,
+    optional,
     output,
+    refuse_gradients,
     stream_handle,
     to_numpy,
 )
-from ._module import core
-from ._records import Limits, LseBase, SplitPolicy
-from .attention import Executor, _box
+from ._checks import entries, instance, integer, invalid, number, pair, text
+from ._module import Handle, core
+from ._records import Limits, LseBase, SplitPolicy, lse_base_code
+from .attention import Executor, executor_box, fields_of
 from .pool import LatentPool
-from .step import KvStream
+from .step import KvStream, request_of
+
+_KV, _RESOURCE = "KvResource", "AttentionResource"
+_RUN, _SELECT = f"{_RESOURCE}::run", f"{_RESOURCE}::select_last_hidden"
 
 
 @dataclass(frozen=True)
@@ -73,7 +79,7 @@ class PageCounts:
     """Given to an admitted step, not yet filled."""
 
 
-class KvResource:
+class KvResource(Handle):
     """Who holds which pages of a pool, and what a step appends where.
 
     pool  which this object alone decides over: another one, while it lives, is refused
@@ -85,8 +91,8 @@ class KvResource:
     """
 
     def __init__(self, pool: LatentPool, *, key: str = "kv") -> None:
-        self.pool = pool
-        self.key = key
+        self.pool = instance(pool, LatentPool, "pool", _KV)
+        self.key = text(key, "key", _KV)
         self._device = pool._device
         self._layers = pool._layers
         self._box = core.kv_make(pool._box, key)
@@ -106,25 +112,39 @@ class KvResource:
 
         Returns the tokens that are stored already, at most num_tokens - 1.
         """
-        return core.kv_open(self._box, request, label, num_tokens, _signed(page_keys))
+        where = f"{_KV}::open"
+        return core.kv_open(
+            self._box,
+            *_stream(request, label, where),
+            integer(num_tokens, "num_tokens", where),
+            _signed(page_keys, where),
+        )
 
     def add_page_keys(
         self, request: int, page_keys: Sequence[tuple[int, int]], *, label: str = "main"
     ) -> None:
         """Adds the keys of the pages after those whose keys are known."""
-        core.kv_add_page_keys(self._box, request, label, _signed(page_keys))
+        where = f"{_KV}::add_page_keys"
+        core.kv_add_page_keys(self._box, *_stream(request, label, where), _signed(page_keys, where))
 
     def fork(self, source: KvStream, target: KvStream) -> None:
         """Makes `target`, which must not be open, a stream with the content of `source`."""
-        core.kv_fork(self._box, *source, *target)
+        where = f"{_KV}::fork"
+        (of, label), (to, new_label) = (
+            pair(stream, name, where, "a KvStream")
+            for name, stream in (("source", source), ("target", target))
+        )
+        core.kv_fork(self._box, *_stream(of, label, where), *_stream(to, new_label, where))
 
     def trim(self, request: int, num_tokens: int, *, label: str = "main") -> None:
         """Takes back the stream's last tokens."""
-        core.kv_trim(self._box, request, label, num_tokens)
+        where = f"{_KV}::trim"
+        count = integer(num_tokens, "num_tokens", where)
+        core.kv_trim(self._box, *_stream(request, label, where), count)
 
     def remove(self, request: int) -> None:
         """Ends every stream of the request."""
-        core.kv_remove(self._box, request)
+        core.kv_remove(self._box, request_of(request, "request", f"{_KV}::remove"))
 
     def drop_prefixes(self) -> None:
         """Empties the prefix index."""
@@ -132,15 +152,16 @@ class KvResource:
 
     def contains(self, request: int, *, label: str = "main") -> bool:
         """Whether the stream is open."""
-        return core.kv_contains(self._box, request, label)
+        return core.kv_contains(self._box, *_stream(request, label, f"{_KV}::contains"))
 
     def length(self, request: int, *, label: str = "main") -> int:
         """Tokens stored, without those of the current step."""
-        return core.kv_length(self._box, request, label)
+        return core.kv_length(self._box, *_stream(request, label, f"{_KV}::length"))
 
     def pages(self, request: int, *, label: str = "main") -> np.ndarray:
         """Pages held, the reserved ones included: int32, a copy."""
-        return to_numpy(core.kv_pages(self._box, request, label))
+        stream = _stream(request, label, f"{_KV}::pages")
+        return to_numpy(core.kv_pages(self._box, *stream))
 
     def check(self) -> PageCounts:
         """Counts the pages and proves that each has the holders that it says, or raises."""
@@ -148,7 +169,20 @@ class KvResource:
 
     def label_plan(self, label: str = "main") -> LabelPlan:
         """One label of the current plan."""
-        return LabelPlan(*map(to_numpy, core.kv_label_plan(self._box, label)))
+        name = text(label, "label", f"{_KV}::label_plan")
+        return LabelPlan(*map(to_numpy, core.kv_label_plan(self._box, name)))
+
+    def slots_buf(self, label: str = "main", *, stream: StreamLike = None) -> SupportsDLPack:
+        """Where the label's new rows go, on the pool's device: for those who scatter them.
+
+        Layer.forward does. [the bucket's tokens] int64, -1 past the step's; on the CPU without a
+        bucket too, [T]. On CUDA each bucket, slot and label has one address, whose contents follow
+        later plans: what is queued on `stream` after the call may read them, and a replay after
+        order_replay. On the CPU a copy. Raises ValueError (label), RuntimeError (nothing planned; a
+        plan without a bucket on CUDA, whose slots are on the host alone).
+        """
+        name = text(label, "label", f"{_KV}::slots_buf")
+        return core.kv_slots_buf(self._box, name, stream_handle(self._device, stream))
 
     def write(
         self,
@@ -169,18 +203,26 @@ class KvResource:
         libmla::kv_write.
         """
         if _torch_ops.is_compiling():
+            refuse_gradients(f"{_KV}::write", ckv=ckv, kpe=kpe)
             _kv_write(self._key, layer, label, ckv, kpe, self._layers[layer])
         else:
             self._write(layer, label, ckv, kpe, stream)
 
     def _write(self, layer: int, label: str, ckv: Any, kpe: Any, stream: Any = None) -> None:
-        handle = stream_handle(self._device, stream)
-        core.kv_write(self._box, layer, label, argument(ckv), argument(kpe), handle)
+        where = "KvResource::write"
+        core.kv_write(
+            self._box,
+            integer(layer, "layer", where),
+            text(label, "label", where),
+            argument(ckv, "ckv", where),
+            optional(kpe, "kpe", where),
+            stream_handle(self._device, stream),
+        )
 
 
 @_torch_ops.operator(
     "kv_write",
-    "(int key, int layer, str label, Tensor ckv, Tensor? kpe, Tensor(a!) pool_layer)",
+    "(SymInt key, int layer, str label, Tensor ckv, Tensor? kpe, Tensor(a!) pool_layer)",
 )
 def _kv_write(key: int, layer: int, label: str, ckv: Any, kpe: Any, pool_layer: Any) -> None:
     kv = _torch_ops.find(key)
@@ -188,13 +230,20 @@ def _kv_write(key: int, layer: int, label: str, ckv: Any, kpe: Any, pool_layer: 
     _torch_ops.written(pool_layer, kv._layers[layer])
 
 
-def _signed(page_keys: Sequence[tuple[int, int]]) -> list[int]:
+def _stream(request: int, label: str, where: str) -> tuple[int, str]:
+    return request_of(request, "request", where), text(label, "label", where)
+
+
+def _signed(page_keys: Sequence[tuple[int, int]], where: str) -> list[int]:
     """Halves of keys as signed numbers of the same 64 bits."""
-    halves = np.array(page_keys, np.uint64).ravel()
-    return halves.view(np.int64).tolist()
+    halves = []
+    for i, key in enumerate(entries(page_keys, "page_keys", where)):
+        both = pair(key, f"page_keys[{i}]", where, "two halves of 64 bits")
+        halves += [integer(half, f"page_keys[{i}]", where, 0, 2**64 - 1) for half in both]
+    return np.array(halves, np.uint64).view(np.int64).tolist()
 
 
-class AttentionResource:
+class AttentionResource(Handle):
     """Paged MLA attention over what a KvResource plans: every label of the step, once a layer.
 
     kv         the resource that plans its pages
@@ -223,13 +272,13 @@ class AttentionResource:
         executor: Executor | None = None,
         scratch: SupportsDLPack | None = None,
     ) -> None:
-        self.key = key
-        self._device = kv._device
-        self._layers = kv._layers
         options = _options(
             kv, num_heads, sm_scale, key, lse_base, limits, splits, capture, kernel, executor
         )
-        self._box = core.resource_make(*options, kv.key, scratch)
+        self.key = key
+        self._device = kv._device
+        self._layers = kv._layers
+        self._box = core.resource_make(*options, kv.key, lent(scratch, "scratch", _RESOURCE))
         self._key = _torch_ops.register(self)
 
     @staticmethod
@@ -253,7 +302,9 @@ class AttentionResource:
 
     def set_cursor(self, label: str, layer: int) -> None:
         """Sets what run takes by default, of the current plan; the next resets it to "main", 0."""
-        core.resource_set_cursor(self._box, label, layer)
+        where = f"{_RESOURCE}::set_cursor"
+        name, index = text(label, "label", where), integer(layer, "layer", where)
+        core.resource_set_cursor(self._box, name, index)
 
     def run(
         self,
@@ -280,11 +331,13 @@ class AttentionResource:
         Under torch.compile it is the operator libmla::resource_run.
         """
         if out is None:
-            out = empty_like(q_nope, q_nope.shape, "AttentionResource::run")
-        ckv, kpe = cache or (None, None)
+            out = like(q_nope, "q_nope", _RUN)
+        parts = "a pair of ckv and kpe"
+        ckv, kpe = (None, None) if cache is None else pair(cache, "cache", _RUN, parts)
         if _torch_ops.is_compiling():
             if layer is None:
-                raise invalid("layer", "AttentionResource::run", "a layer, when compiled", None)
+                raise invalid("layer", _RUN, "a layer, when compiled", None)
+            refuse_gradients(_RUN, q_nope=q_nope, q_pe=q_pe, ckv=ckv, kpe=kpe, out=out, lse=lse)
             read = [self._layers[layer]] if cache is None else []
             _resource_run(
                 self._key, q_nope, q_pe, ckv, kpe, out, lse, label, layer, pass_index, read
@@ -308,25 +361,25 @@ class AttentionResource:
     ) -> None:
         core.resource_run(
             self._box,
-            argument(q_nope),
-            argument(q_pe),
-            argument(ckv),
-            argument(kpe),
-            output(out, "out", "AttentionResource::run"),
-            output(lse, "lse", "AttentionResource::run"),
-            label,
-            layer,
-            pass_index,
+            argument(q_nope, "q_nope", _RUN),
+            optional(q_pe, "q_pe", _RUN),
+            optional(ckv, "ckv", _RUN),
+            optional(kpe, "kpe", _RUN),
+            output(out, "out", _RUN),
+            None if lse is None else output(lse, "lse", _RUN),
+            None if label is None else text(label, "label", _RUN),
+            None if layer is None else integer(layer, "layer", _RUN),
+            integer(pass_index, "pass_index", _RUN),
             stream_handle(self._device, stream),
         )
 
     def qo_indptr_buf(self, label: str = "main", pass_index: int = 0) -> SupportsDLPack:
         """The plan's query offsets [rows + 1] int32 on the device."""
-        return core.resource_qo_indptr_buf(self._box, label, pass_index)
+        return core.resource_qo_indptr_buf(self._box, *_plan_of(label, pass_index, "qo_indptr_buf"))
 
     def kv_len_buf(self, label: str = "main", pass_index: int = 0) -> SupportsDLPack:
         """The plan's key counts [rows] int32 on the device; of a context-only pass those stored."""
-        return core.resource_kv_len_buf(self._box, label, pass_index)
+        return core.resource_kv_len_buf(self._box, *_plan_of(label, pass_index, "kv_len_buf"))
 
     def select_last_hidden(
         self,
@@ -344,10 +397,9 @@ class AttentionResource:
         """
         core.resource_select_last_hidden(
             self._box,
-            argument(hidden),
-            output(out, "out", "AttentionResource::select_last_hidden"),
-            label,
-            pass_index,
+            argument(hidden, "hidden", _SELECT),
+            output(out, "out", _SELECT),
+            *_plan_of(label, pass_index, "select_last_hidden"),
             stream_handle(self._device, stream),
         )
 
@@ -359,7 +411,7 @@ class AttentionResource:
 
 @_torch_ops.operator(
     "resource_run",
-    "(int key, Tensor q_nope, Tensor? q_pe, Tensor? ckv, Tensor? kpe, Tensor(a!) out,"
+    "(SymInt key, Tensor q_nope, Tensor? q_pe, Tensor? ckv, Tensor? kpe, Tensor(a!) out,"
     " Tensor(b!)? lse, str? label, int? layer, int pass_index, Tensor[] read)",
 )
 def _resource_run(
@@ -379,6 +431,11 @@ def _resource_run(
     _torch_ops.find(key)._run(q_nope, q_pe, ckv, kpe, out, lse, label, layer, pass_index)
 
 
+def _plan_of(label: str, pass_index: int, call: str) -> tuple[str, int]:
+    where = f"{_RESOURCE}::{call}"
+    return text(label, "label", where), integer(pass_index, "pass_index", where)
+
+
 def _options(
     kv: KvResource,
     num_heads: int,
@@ -392,14 +449,14 @@ def _options(
     executor: Executor | None,
 ) -> tuple[Any, ...]:
     return (
-        kv.pool._box,
-        key,
-        num_heads,
-        sm_scale,
-        int(lse_base),
-        (limits or Limits())._fields(),
-        (splits or SplitPolicy())._fields(),
-        capture,
-        kernel,
-        _box(executor),
+        instance(kv, KvResource, "kv", _RESOURCE).pool._box,
+        text(key, "key", _RESOURCE),
+        integer(num_heads, "num_heads", _RESOURCE),
+        number(sm_scale, "sm_scale", _RESOURCE),
+        lse_base_code(lse_base, _RESOURCE),
+        fields_of(Limits() if limits is None else limits, Limits, "limits", _RESOURCE),
+        fields_of(SplitPolicy() if splits is None else splits, SplitPolicy, "splits", _RESOURCE),
+        bool(capture),
+        text(kernel, "kernel", _RESOURCE),
+        executor_box(executor, _RESOURCE),
     )

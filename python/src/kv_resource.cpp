@@ -101,6 +101,13 @@ ffi::Array<ffi::Tensor> kv_label_plan(const KvBox& kv, const ffi::String& label)
           copy(std::span<const int64_t>(to_compute))};
 }
 
+/// On the CPU a copy: the library's own goes with the next plan.
+ffi::Tensor kv_slots_buf(const KvBox& kv, const ffi::String& label, int64_t stream) {
+  const TensorView<const int64_t, 1> slots = (*kv).slots_buf(text_of(label), stream_from(stream));
+  if (slots.device.kind == DeviceKind::kCuda) return share(slots, kv);
+  return copy(std::span(slots.data, static_cast<size_t>(slots.shape[0])));
+}
+
 void kv_write(const KvBox& kv, int64_t layer, const ffi::String& label, ffi::TensorView ckv,
               const ffi::Optional<ffi::TensorView>& kpe, int64_t stream) {
   constexpr const char* kWhere = "KvResource::write";
@@ -122,6 +129,7 @@ MLA_PY_EXPORT(kv_length)
 MLA_PY_EXPORT(kv_pages)
 MLA_PY_EXPORT(kv_check)
 MLA_PY_EXPORT(kv_label_plan)
+MLA_PY_EXPORT(kv_slots_buf)
 MLA_PY_EXPORT(kv_write)
 
 }  // namespace mla::py

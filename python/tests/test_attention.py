@@ -280,6 +280,16 @@ def test_run_refuses(planned, change, message):
         attention.run(**{**arguments, **change})
 
 
+def test_outputs_that_overlap_an_input_are_refused(planned):
+    attention, arguments = planned
+    with pytest.raises(
+        ValueError, match="run: out: expected memory apart from that of q_nope, got"
+    ):
+        attention.run(**arguments, out=arguments["q_nope"])
+    rows = np.zeros((1, 2, 24), np.float32)  # beside each other in one buffer they may lie
+    attention.run(**{**arguments, "q_pe": rows[..., 16:]}, out=rows[..., :16])
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -303,7 +313,7 @@ def test_plan_refuses_and_keeps_the_plan_before(planned, change, message):
 
 
 def test_numbers_that_are_no_integers_are_refused(planned):
-    with pytest.raises(TypeError, match="integer"):
+    with pytest.raises(ValueError, match=r"plan: qo_indptr\[1\]: expected an integer, got 1\.5"):
         planned[0].plan(
             qo_indptr=[0, 1.5], kv_indptr=[0, 1], kv_indices=[2], kv_len=[3], sm_scale=1.0
         )

@@ -276,6 +276,28 @@ def test_a_bucket_pads(framework):
     assert not float64(out)[3].any()
 
 
+def test_slots_for_those_who_write_rows_themselves(framework):
+    engine = Engine(framework)
+    engine.kv.open(1)
+    with pytest.raises(RuntimeError, match=r"KvResource::slots_buf: .*expected .*, got"):
+        engine.kv.slots_buf()
+    for length in (3, 4):
+        step = engine.step(Segment(1, length))
+        assert engine.runner.admit(step)
+        engine.runner.plan(step, SlotLease(bucket=Bucket(num_rows=2, num_tokens=4)))
+        slots = framework.view(engine.kv.slots_buf())
+        expected = engine.kv.label_plan().slots
+        assert float64(slots).tolist() == expected.tolist()
+        new = engine.random.standard_normal((4, RANK + ROPE))
+        rows = framework.array(new, "fp32")
+        engine.pool.append(1, slots, rows[:, :RANK], rows[:, RANK:])
+        stored = float64(framework.view(engine.pool.layer(1))).reshape(-1, RANK + ROPE)
+        assert np.array_equal(stored[expected[:length]], new[:length].astype(np.float32))
+        with pytest.raises(ValueError, match=r"KvResource::.*expected .*, got"):
+            engine.kv.slots_buf("draft")
+        engine.runner.commit()
+
+
 def test_calls_out_of_order_are_runtime_errors():
     engine = Engine(Framework("numpy"))
     with pytest.raises(RuntimeError, match=r"StepRunner::commit: .*expected .*, got"):

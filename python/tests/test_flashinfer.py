@@ -1,6 +1,7 @@
 """libmla.compat.flashinfer by what the documentation of FlashInfer 0.6 says."""
 
 import inspect
+from concurrent.futures import ThreadPoolExecutor
 
 import ml_dtypes
 import numpy as np
@@ -190,6 +191,23 @@ def test_a_workspace_of_any_size(framework, size):
     q_nope, q_pe, cache = problem.tensors(framework)
     out, lse = wrapper.run(q_nope, q_pe, *parts_of(problem, cache, True), return_lse=True)
     check(problem, out, lse, (q_nope, q_pe, cache))
+
+
+def test_wrappers_on_several_cpu_threads_may_share_a_workspace():
+    memory = workspace_of(TORCH, 1 << 24)
+
+    def serve(seed):
+        problem = serving_problem(SMALL, seed)
+        wrapper = BatchMLAPagedAttentionWrapper(memory)
+        plan(wrapper, problem, TORCH)
+        tensors = q_nope, q_pe, cache = problem.tensors(TORCH)
+        for _ in range(20):
+            out, lse = wrapper.run(q_nope, q_pe, *parts_of(problem, cache, False), return_lse=True)
+            check(problem, out, lse, tensors)
+
+    with ThreadPoolExecutor(3) as threads:
+        list(threads.map(serve, range(3)))
+    assert not memory.any()  # nothing of one wrapper is where another's could be
 
 
 def test_more_than_the_default_limits(framework):

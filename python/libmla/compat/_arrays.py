@@ -4,6 +4,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from .. import _torch_ops
+from .._arrays import check_tensor, refuse_gradients
+from .._checks import invalid, shown
 from .._module import torch
 
 # A torch.Tensor or a numpy.ndarray.
@@ -13,6 +16,26 @@ Array: TypeAlias = Any
 def is_tensor(array: Array) -> bool:
     """Whether it is PyTorch's."""
     return torch is not None and isinstance(array, torch.Tensor)
+
+
+def check_arrays(where: str, **arrays: Array) -> None:
+    """Raises unless each is PyTorch's or NumPy's, with memory that says all of it."""
+    if _torch_ops.is_compiling():
+        refuse_gradients(where, **arrays)
+        return
+    for name, array in arrays.items():
+        if is_tensor(array):
+            check_tensor(array, name, where)
+        elif not isinstance(array, np.ndarray):
+            raise invalid(name, where, "an array of PyTorch or NumPy", shown(array))
+
+
+def check_tensors(where: str, **tensors: Array) -> None:
+    """The same for PyTorch's alone."""
+    for name, tensor in tensors.items():
+        if not is_tensor(tensor):
+            raise invalid(name, where, "a torch.Tensor", shown(tensor))
+    check_arrays(where, **tensors)
 
 
 def float32(array: Array) -> Array:

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .. import _torch_ops
-from .._arrays import invalid
+from .._checks import integer, invalid, number
 from .._module import torch
 from .._records import CacheStrides, Geometry, Limits
 from ..attention import PagedAttention
-from ._arrays import host_copy
+from ._arrays import check_tensors, host_copy
 from ._limits import limits_for
 from ._refusals import not_implemented
 
@@ -101,7 +101,8 @@ class FlashMLASchedMeta:
 
     Planned by its first call, of any arguments, and again by each call whose arguments, lengths or
     table are others. It keeps the lengths and the table of its last call alive. Calls with one
-    schedule must not overlap; several schedules may be in use at once.
+    schedule must not overlap; several schedules may be in use at once. A copy, deep or pickled
+    ones too, is a new schedule.
     """
 
     def __init__(self) -> None:
@@ -113,6 +114,10 @@ class FlashMLASchedMeta:
         self._arrays: dict[str, Any] = {}
         self._some_see_nothing = False
         self._key = _torch_ops.register(self)
+
+    def __reduce__(self) -> Any:
+        """A copy is a new schedule: its first call plans it."""
+        return FlashMLASchedMeta, ()
 
     def _follow(self, shape: _Shape, cache_seqlens: Any, block_table: Any) -> PagedAttention:
         """The plan object, planned for these arguments."""
@@ -238,12 +243,15 @@ def flash_mla_with_kvcache(
         )
     if isinstance(softmax_scale, bool):  # causal, where it is passed by position
         raise invalid("softmax_scale", _WHERE, "a number or None", softmax_scale)
+    check_tensors(
+        _WHERE, q=q, k_cache=k_cache, block_table=block_table, cache_seqlens=cache_seqlens
+    )
     if q.dim() != 4:
         raise invalid("q.shape", _WHERE, "[batch, seq_len_q, heads_q, head_dim]", list(q.shape))
     batch, seq_len_q, heads_q, head_dim = q.shape
-    if not 1 <= head_dim_v <= head_dim:
-        raise invalid("head_dim_v", _WHERE, f"1 to {head_dim}, head_dim", head_dim_v)
-    scale = head_dim**-0.5 if softmax_scale is None else float(softmax_scale)
+    integer(head_dim_v, "head_dim_v", _WHERE, 1, head_dim, f"1 to {head_dim}, head_dim")
+    given = softmax_scale is not None
+    scale = number(softmax_scale, "softmax_scale", _WHERE) if given else head_dim**-0.5
     out = q.new_empty(batch, seq_len_q, heads_q, head_dim_v)
     lse = q.new_empty(batch, seq_len_q, heads_q, dtype=torch.float32)
     arguments = q, k_cache, block_table, cache_seqlens, scale, causal, out, lse

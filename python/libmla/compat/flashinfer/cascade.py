@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from ... import attention
-from ..._arrays import empty_like, invalid
+from ..._arrays import empty_like
+from ..._checks import invalid
 from ..._records import LseBase
-from .._arrays import Array, float32, is_tensor
+from .._arrays import Array, check_arrays, float32, is_tensor
 
 # The most that the library merges in one launch on CUDA.
 _MOST_STATES = 256
@@ -22,6 +23,7 @@ def merge_state(v_a: Array, s_a: Array, v_b: Array, s_b: Array) -> tuple[Array, 
     Returns new arrays: V, as v_a, and S [seq_len, num_heads] fp32. A state of LSE -inf counts for
     nothing; of two such, V is 0 and S is -inf. Raises ValueError.
     """
+    check_arrays("merge_state", v_a=v_a, s_a=s_a, v_b=v_b, s_b=s_b)
     return _merge([(v_a, float32(s_a)), (v_b, float32(s_b))], v_a)
 
 
@@ -34,6 +36,7 @@ def merge_states(v: Array, s: Array) -> tuple[Array, Array]:
     Returns new arrays: V [seq_len, num_heads, head_dim], as v, and S [seq_len, num_heads] fp32.
     Raises ValueError.
     """
+    check_arrays("merge_states", v=v, s=s)
     if v.ndim != 4 or tuple(s.shape) != tuple(v.shape[:3]):
         got = f"{list(v.shape)} and {list(s.shape)}"
         expected = "[seq_len, num_states, num_heads, head_dim] and its first three"
@@ -58,11 +61,14 @@ def merge_state_in_place(
 
     Where both count for nothing v becomes 0 and s -inf. Raises ValueError.
     """
+    where = "merge_state_in_place"
+    check_arrays(where, v=v, s=s, v_other=v_other, s_other=s_other)
     other = float32(s_other)
     if mask is not None:
+        check_arrays(where, mask=mask)
         if tuple(mask.shape) != (v.shape[0],) or not str(mask.dtype).endswith("bool"):
             got = f"{list(mask.shape)} {mask.dtype}"
-            raise invalid("mask", "merge_state_in_place", f"[{v.shape[0]}] bool", got)
+            raise invalid("mask", where, f"[{v.shape[0]}] bool", got)
         left_out = ~mask[:, None]
         if is_tensor(other):
             other = other.masked_fill(left_out, -np.inf)

@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ... import _torch_ops
-from ..._arrays import DTypeLike, array_device, device_name, dtype_name, empty_like, invalid
-from ..._module import torch
+from ..._arrays import DTypeLike, array_device, device_name, dtype_name, empty_like
+from ..._checks import invalid, number
+from ..._module import Handle, torch
 from ..._records import Bucket, CacheStrides, Geometry, Limits, LseBase
 from ...attention import PagedAttention
-from .._arrays import Array, aligned_bytes, host_copy, store, strides
+from .._arrays import Array, aligned_bytes, check_arrays, host_copy, store, strides
 from .._refusals import not_implemented
 
 _NAME = "BatchMLAPagedAttentionWrapper"
@@ -69,12 +70,13 @@ class _Planned:
             self.plan = plan
 
 
-class BatchMLAPagedAttentionWrapper:
+class BatchMLAPagedAttentionWrapper(Handle):
     """Paged MLA attention: plan once a step, run once a layer.
 
-    float_workspace_buffer  memory on the device of all tensors. It is the scratch if it is large
-                            enough; if not, the wrapper takes memory of its own. Wrappers that share
-                            it must share a stream
+    float_workspace_buffer  memory on the device of all tensors. On CUDA it is the scratch if it is
+                            large enough; if not, the wrapper takes memory of its own. Wrappers that
+                            share it must share a stream, as in FlashInfer. On the CPU it only names
+                            the device, so that wrappers that share it may run on several threads
     use_cuda_graph          runs are captured; the batch size is that of the buffers. On the CPU it
                             is checked in the same way, and runs are not captured
     qo_indptr, kv_indptr    [batch_size + 1] int32 buffers, with use_cuda_graph only: as the two
@@ -103,9 +105,11 @@ class BatchMLAPagedAttentionWrapper:
     ) -> None:
         if backend not in ("auto", "fa2", "fa3"):
             raise not_implemented(f"backend {backend!r}", _NAME)
+        check_arrays(_NAME, float_workspace_buffer=float_workspace_buffer)
         self.device = getattr(float_workspace_buffer, "device", "cpu")
         self._device = array_device(float_workspace_buffer)
-        self._workspace = aligned_bytes(float_workspace_buffer)
+        on_cuda = self._device[0] == 1
+        self._workspace = aligned_bytes(float_workspace_buffer) if on_cuda else None
         self._limits = Limits()
         self._buffers: dict[str, Array] | None = None
         if use_cuda_graph:
@@ -168,6 +172,7 @@ class BatchMLAPagedAttentionWrapper:
             "kv_indices": kv_indices,
             "kv_len_arr": kv_len_arr,
         }
+        check_arrays(_PLAN, **given)
         if self._buffers is not None:
             _check_capacity(self._buffers, given)
         offsets = host_copy(kv_indptr)
@@ -185,7 +190,7 @@ class BatchMLAPagedAttentionWrapper:
                 "kv_indices": host_copy(kv_indices[: _last(offsets)]),
                 "kv_len": host_copy(kv_len_arr),
             },
-            sm_scale=float(sm_scale),
+            sm_scale=number(sm_scale, "sm_scale", _PLAN),
             causal=bool(causal),
         )
         if self._buffers is None:
@@ -249,6 +254,10 @@ class BatchMLAPagedAttentionWrapper:
         ):
             if value is not None:
                 raise not_implemented(name, _RUN)
+        arrays = {"q_nope": q_nope, "ckv_cache": ckv_cache}
+        others = {"q_pe": q_pe, "kpe_cache": kpe_cache, "out": out, "lse": lse}
+        arrays |= {name: array for name, array in others.items() if array is not None}
+        check_arrays(_RUN, **arrays)
         if out is None:
             out = empty_like(q_nope, q_nope.shape, _RUN)
         if lse is None and return_lse:
@@ -323,13 +332,15 @@ class BatchMLAPagedAttentionWrapper:
             "bucket": Bucket(limits.max_rows, limits.max_tokens) if captured else None,
             "capture": captured and self._device[0] == 1,
         }
-        lent = PagedAttention.scratch_bytes(**config) <= len(self._workspace)
-        return PagedAttention(**config, scratch=self._workspace if lent else None)
+        scratch = self._workspace
+        if scratch is not None and PagedAttention.scratch_bytes(**config) > len(scratch):
+            scratch = None
+        return PagedAttention(**config, scratch=scratch)
 
 
 @_torch_ops.operator(
     "flashinfer_mla_run",
-    "(int key, Tensor q_nope, Tensor q_pe, Tensor ckv, Tensor kpe, Tensor(a!) out,"
+    "(SymInt key, Tensor q_nope, Tensor q_pe, Tensor ckv, Tensor kpe, Tensor(a!) out,"
     " Tensor(b!)? lse, bool base_e)",
 )
 def _run(
@@ -353,11 +364,16 @@ def _one_dtype(queries: DTypeLike, cache: DTypeLike) -> str:
     return names[0]
 
 
-def _checked_buffers(buffers: dict[str, Array | None]) -> dict[str, Array]:
+def _checked_buffers(buffers: dict[str, Array]) -> dict[str, Array]:
     for name, buffer in buffers.items():
         if buffer is None:
             raise invalid(name, _NAME, "a buffer, with use_cuda_graph", None)
-    sizes = {name: len(buffer) for name, buffer in buffers.items() if buffer is not None}
+    check_arrays(_NAME, **buffers)
+    for name, buffer in buffers.items():
+        if len(buffer.shape) != 1 or str(buffer.dtype).removeprefix("torch.") != "int32":
+            got = f"{list(buffer.shape)} {buffer.dtype}"
+            raise invalid(name, _NAME, "one dimension, int32", got)
+    sizes = {name: len(buffer) for name, buffer in buffers.items()}
     for name in ("qo_indptr", "kv_indptr"):
         if sizes[name] != sizes["kv_len_arr"] + 1:
             expected = f"{sizes['kv_len_arr'] + 1} entries, one more than kv_len_arr"

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from ..._arrays import invalid
-from ..._module import torch
+from ..._arrays import int_array
+from ..._checks import integer, invalid
+from ..._module import Handle, torch
 from ..._records import Limits
-from .wrapper import INDEX_NAMES, FlashInferMLAWrapper, Indices, indices_of
+from .._arrays import check_tensors
+from .wrapper import INDEX_NAMES, FlashInferMLAWrapper, Indices, indices_of, torch_device
 
 _MANAGER = "FlashInferMLAManager"
 
@@ -34,7 +36,7 @@ class MLAPlan:
         )
 
 
-class FlashInferMLAManager:
+class FlashInferMLAManager(Handle):
     """The attention resource of a step: plans every label that the KV resource planned.
 
     kv_cache   the KV resource's name: its key in ctx.plan_results
@@ -70,7 +72,7 @@ class FlashInferMLAManager:
         if not num_heads:
             raise invalid("kv_config.num_qo_heads", _MANAGER, "1 or more", num_heads)
         self._kv_cache = kv_cache
-        self._device = torch.device(device)
+        self._device = torch_device(device, _MANAGER)
         self._dtype = dtype
         self._config = kv_config
         self._backend = backend
@@ -170,7 +172,8 @@ class FlashInferMLAManager:
             raise invalid(what, f"{_MANAGER}.plan", f"{indices.num_rows}, one a row", len(appended))
         page_size, pages = self._config.page_size, indices.num_pages
         lengths = np.where(pages > 0, (pages - 1) * page_size + indices.kv_last_page_len, 0)
-        stored = lengths - np.array(appended, np.int64)
+        what = f"views[].to_compute of {label!r}"
+        stored = lengths - int_array(appended, what, f"{_MANAGER}.plan", np.int64)
         for i in np.flatnonzero(stored < 0):
             what = f"views[{i}].to_compute of {label!r}"
             raise invalid(
@@ -262,6 +265,7 @@ class FlashInferMLAManager:
 
         Zeros for a row without queries. On the device; may be captured. Raises as run.
         """
+        check_tensors(f"{_MANAGER}.select_last_hidden", hidden=hidden)
         wrapper = self._wrapper_of(label, f"{_MANAGER}.select_last_hidden")
         needed, whose = wrapper.needed_tokens()
         if len(hidden) < needed:
@@ -288,7 +292,9 @@ def _query_counts(segments: Any, kv_plan: Any) -> dict[str, list[int]]:
     """The spans of a step's segments for each plan's rows: paired by label and position."""
     spans: dict[str, list[int]] = {}
     for segment in segments:
-        spans.setdefault(segment.label, []).append(segment.span)
+        what = f"span of request {segment.request_id!r}"
+        span = integer(segment.span, what, f"{_MANAGER}.plan", 0, 2**31 - 1)
+        spans.setdefault(segment.label, []).append(span)
     rows = collections.Counter(view.label for part in kv_plan.values() for view in part.views)
     for label in spans.keys() | rows.keys():
         given, expected = len(spans.get(label, [])), rows[label]

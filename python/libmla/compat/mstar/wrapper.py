@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ... import _torch_ops
-from ..._arrays import dtype_name, invalid, to_torch
-from ..._module import torch
+from ..._arrays import dtype_name, to_torch
+from ..._checks import integer, invalid, number, shown, text
+from ..._module import Handle, torch
 from ..._records import Bucket, CacheStrides, Geometry, Limits
 from ...attention import PagedAttention, supports
-from .._arrays import host_copy
+from .._arrays import check_arrays, check_tensors, host_copy
 from .._limits import NOTHING, limits_for
 from .._refusals import not_implemented
 
@@ -78,7 +79,7 @@ class _Holder(NamedTuple):
     limits: Limits
 
 
-class FlashInferMLAWrapper:
+class FlashInferMLAWrapper(Handle):
     """One plan over the pages of a cache, and its runs.
 
     workspace_buffer  not needed: the wrapper owns its scratch
@@ -113,22 +114,30 @@ class FlashInferMLAWrapper:
         *,
         max_listed_pages: int | None = None,
     ) -> None:
-        if sm_scale is None or not 0 < sm_scale < math.inf:
+        if sm_scale is None or not 0 < number(sm_scale, "sm_scale", _WRAPPER) < math.inf:
             raise invalid("sm_scale", _WRAPPER, "above 0, as 192 ** -0.5 (no default)", sm_scale)
+        for name, count in (
+            ("batch_size", batch_size),
+            ("max_num_pages", max_num_pages),
+            ("max_listed_pages", max_listed_pages),
+        ):
+            if count is not None:
+                integer(count, name, _WRAPPER, 0)
         if use_cuda_graph and (batch_size is None or max_num_pages is None):
             got = (batch_size, max_num_pages)
             raise invalid("batch_size, max_num_pages", _WRAPPER, "both, for CUDA graphs", got)
-        self._device = torch.device(device)
+        self._device = torch_device(device, _WRAPPER)
         self._geometry = Geometry(
             num_heads=num_qo_heads,
             kv_lora_rank=kv_lora_rank,
             qk_rope_head_dim=qk_rope_head_dim,
             page_size=page_size,
         )
+        backend = text(backend, "backend", _WRAPPER)
         self._kernel_asked = "" if backend in _BACKENDS else backend
         support = supports(self._geometry, device=self._device, kernel=self._kernel_asked)
         if not support:
-            raise ValueError(f"{_WRAPPER}: {support.reason}")
+            raise invalid("kernel", _WRAPPER, "one that serves the shape", support.reason)
         self._kernel = support.kernel
         self._sm_scale = sm_scale
         self._max_num_pages = max_num_pages
@@ -259,6 +268,9 @@ class FlashInferMLAWrapper:
         RuntimeError (no plan; captured before a run of this shape that was not). Under
         torch.compile it is the operator libmla::mstar_run.
         """
+        check_tensors(f"{_WRAPPER}.run", q_nope=q_nope, kv_cache_layer=kv_cache_layer)
+        if q_pe is not None:
+            check_tensors(f"{_WRAPPER}.run", q_pe=q_pe)
         out = q_nope.new_empty(q_nope.shape)
         lse = q_nope.new_empty(q_nope.shape[:2], dtype=torch.float32) if return_lse else None
         if _torch_ops.is_compiling():
@@ -383,12 +395,21 @@ def _dtype_name(dtype: Any) -> str:
     return dtype_name(dtype)
 
 
+def torch_device(device: Any, where: str) -> Any:
+    """A device as PyTorch's."""
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError):
+        raise invalid("device", where, "cpu, cuda or cuda:INDEX", shown(device)) from None
+
+
 def _is_capturing(device: Any) -> bool:
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def indices_of(arrays: Any) -> Indices:
     """Copies of index arrays on the host."""
+    check_arrays(f"{_WRAPPER}.plan", **dict(zip(INDEX_NAMES, arrays, strict=True)))
     copies = Indices(*map(host_copy, arrays))
     for name, array in zip(INDEX_NAMES, copies, strict=True):
         if array.ndim != 1 or array.dtype != np.int32 or ("indptr" in name and len(array) == 0):
