@@ -382,23 +382,23 @@ class Driver {
 
   // Between steps: lengths, and every row of every stream in every layer.
   void compare() {
+    std::vector<int64_t> slots;  // of all streams: a read takes a GPU as long whatever its size
+    std::vector<Token> tokens;
     for (const auto& [name, stream] : model_.streams) {
       const int64_t length = engine_.kv.length(id(name));
       ASSERT_EQ(length, std::ssize(stream.tokens)) << name.first << " " << name.second;
-      std::vector<int64_t> slots;
-      for (int64_t i = 0; i < length; ++i) {
-        slots.push_back(int64_t{engine_.kv.pages(id(name))[i / kPageSize]} * kPageSize +
-                        i % kPageSize);
+      append_slots(slots, engine_.kv.pages(id(name)), length, kPageSize);
+      tokens.insert(tokens.end(), stream.tokens.begin(), stream.tokens.end());
+    }
+    for (int32_t layer = 0; layer < kLayers; ++layer) {
+      rows_.assign(std::vector<float>(tokens.size() * kLatent));
+      std::vector<float> wanted(tokens.size() * kLatent);
+      engine_.pool.gather(layer, slots,
+                          rows_.view(std::array<int64_t, 2>{std::ssize(tokens), kLatent}));
+      for (size_t i = 0; i < tokens.size(); ++i) {
+        MiniEngine::fill_row(tokens[i], layer, &wanted[i * kLatent]);
       }
-      for (int32_t layer = 0; layer < kLayers; ++layer) {
-        test::DeviceArray<float> rows(test::test_device(), std::vector<float>(length * kLatent));
-        std::vector<float> wanted(length * kLatent);
-        engine_.pool.gather(layer, slots, rows.view(std::array<int64_t, 2>{length, kLatent}));
-        for (int64_t i = 0; i < length; ++i) {
-          MiniEngine::fill_row(stream.tokens[i], layer, &wanted[i * kLatent]);
-        }
-        ASSERT_EQ(rows.read(), wanted) << name.first << " " << name.second << " layer " << layer;
-      }
+      ASSERT_EQ(rows_.read(), wanted) << "layer " << layer;
     }
     const PageCounts has = engine_.kv.check(), wants = model_.counts();
     ASSERT_EQ(has.owned, wants.owned);
@@ -417,6 +417,7 @@ class Driver {
                       .limits = {.max_rows = 16, .max_tokens = 128, .max_listed_pages = 256}}};
   KvModel model_;
   test::DeviceArray<float> new_rows_{test::test_device()};
+  test::DeviceArray<float> rows_{test::test_device()};  // kept from one read to the next
   RunThread thread_;
   RequestId next_request_ = 1;
   Token next_token_ = 1;
