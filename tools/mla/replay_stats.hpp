@@ -33,10 +33,10 @@ struct ReplayStats {
 
   int64_t checked_rows = 0;
   int64_t checked_requests = 0;  ///< with a checked row
-  double max_abs_error = 0;    ///< largest |out - reference| of all checked values
-  double max_lse_error = 0;    ///< the same of the LSE
-  double max_bound_share = 0;  ///< largest error as a share of what its bound allows
-  uint64_t output_digest = 0;  ///< of the bits of all checked rows: equal runs have equal digests
+  double max_abs_error = 0;      ///< largest |out - reference| of all checked values
+  double max_lse_error = 0;      ///< the same of the LSE
+  double max_bound_share = 0;    ///< largest error as a share of what its bound allows
+  uint64_t output_digest = 0;    ///< of the bits of all checked rows: equal runs have equal digests
 
   int64_t rejected_tokens() const { return drafted_tokens - accepted_tokens; }
   double prefix_hit_rate() const;
