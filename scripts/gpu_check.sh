@@ -13,7 +13,8 @@
 #         graph     captured runs and graphs
 #         engine    the engine's suites, mla replay and the example on the GPU
 #         layer     the MLA layer: golden files, kernels, captured steps
-#         python    the Python package's tests, by the machine's Python 3.12 and PyTorch
+#         python    the Python package's tests, by the machine's Python 3.12 and PyTorch, and what its
+#                   calls cost the host, to OUT/python_host.json
 #         sanitizers  memcheck, racecheck, initcheck, synccheck, each a stage of its own too, over a
 #                     reduced list; a suite may take SANITIZER_SECONDS (60)
 #         replay    300 requests of the trace in MLA_TRACE, a file named to pack, at full length
@@ -175,6 +176,8 @@ run_stage() {
     python)
       run_pytest pytest-cuda -m cuda
       run_pytest pytest-cpu -m "not cuda"
+      run_command python-host env PYTHONPATH="$here/py/site" python3 "$here/py/python/bench/host_time.py" \
+        --device cuda --note "${COMMIT:-}" --json "$out/python_host.json"
       ;;
     *)
       for program in $(programs_of "$1"); do
@@ -203,7 +206,7 @@ import glob, json, os, sys
 out, commit, *required = sys.argv[1:]
 machine = json.load(open(os.path.join(out, "machine.json")))
 stages = [json.load(open(p)) for p in sorted(glob.glob(os.path.join(out, "*.json")))
-          if os.path.basename(p) not in ("machine.json", "grid.json", "costs.json")]
+          if os.path.basename(p) not in ("machine.json", "grid.json", "costs.json", "python_host.json")]
 suites = [dict(stage=s["stage"], **suite) for s in stages for suite in s["suites"]]
 ran = {s["stage"] for s in suites}
 suites += [{"stage": stage, "name": "did not run", "passed": 0, "failed": 1, "skipped": 0, "seconds": 0}

@@ -40,7 +40,7 @@ pack() {  # folder, Python's version
   $venv/bin/python -m zipfile -e build/wheels/*.whl "$to/site"
   rm -rf "$to"/site/{bin,tvm_ffi/{src,3rdparty,include}}
   cp -r pyproject.toml "$to/"
-  cp -r python/{tests,examples} "$to/python/"
+  cp -r python/{tests,examples,bench} "$to/python/"
   find "$to" -name __pycache__ -prune -exec rm -rf {} +
 }
 

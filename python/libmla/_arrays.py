@@ -89,6 +89,10 @@ def stream_handle(device: tuple[int, int], stream: StreamLike) -> int:
     raise invalid("stream", "libmla", "None, a handle or a CUDA stream", shown(stream))
 
 
+# What NumPy exports itself, three times as fast.
+_EXPORTED = {np.dtype(name) for name in ("f2", "f4", "i4", "i8")}
+
+
 @functools.lru_cache
 def _dlpack_dtype(dtype: np.dtype) -> Any:
     if not dtype.isnative:
@@ -99,13 +103,18 @@ def _dlpack_dtype(dtype: np.dtype) -> Any:
 def argument(array: Any, what: str, where: str) -> Any:
     """What the module takes for an array. Nothing is copied.
 
-    NumPy's own export through DLPack refuses bfloat16 and read-only arrays, so its arrays are
-    handed over by address; the caller keeps them alive during the call.
+    NumPy's own export through DLPack refuses bfloat16 and read-only arrays: those are handed over
+    by address, and the caller keeps them alive during the call.
     """
     if torch is not None and isinstance(array, torch.Tensor):
         check_tensor(array, what, where)
         return array
     if isinstance(array, np.ndarray):
+        if array.dtype in _EXPORTED and array.flags.writeable:
+            try:
+                return tvm_ffi.from_dlpack(array)
+            except BufferError:  # strides that are no whole elements, which borrow names
+                pass
         address = array.__array_interface__["data"][0]
         return core.borrow(address, array.shape, array.strides, _dlpack_dtype(array.dtype))
     return _exporting(array, what, where)

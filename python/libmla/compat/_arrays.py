@@ -20,22 +20,33 @@ def is_tensor(array: Array) -> bool:
 
 def check_arrays(where: str, **arrays: Array) -> None:
     """Raises unless each is PyTorch's or NumPy's, with memory that says all of it."""
-    if _torch_ops.is_compiling():
-        refuse_gradients(where, **arrays)
-        return
-    for name, array in arrays.items():
-        if is_tensor(array):
-            check_tensor(array, name, where)
-        elif not isinstance(array, np.ndarray):
-            raise invalid(name, where, "an array of PyTorch or NumPy", shown(array))
+    _check(where, arrays, "an array of PyTorch or NumPy", np.ndarray)
 
 
 def check_tensors(where: str, **tensors: Array) -> None:
     """The same for PyTorch's alone."""
-    for name, tensor in tensors.items():
-        if not is_tensor(tensor):
-            raise invalid(name, where, "a torch.Tensor", shown(tensor))
-    check_arrays(where, **tensors)
+    _check(where, tensors, "a torch.Tensor", ())
+
+
+def check_indices(where: str, **arrays: Array) -> None:
+    """The same for index arrays, of PyTorch or NumPy: one dimension of int32."""
+    check_arrays(where, **arrays)
+    for name, array in arrays.items():
+        dtype = str(array.dtype).removeprefix("torch.")
+        if array.ndim != 1 or dtype != "int32":
+            raise invalid(name, where, "one dimension, int32", f"{list(array.shape)} {dtype}")
+
+
+def _check(where: str, arrays: dict[str, Array], expected: str, others: Any) -> None:
+    is_compiling = _torch_ops.is_compiling()
+    for name, array in arrays.items():
+        if is_tensor(array):
+            if not is_compiling:
+                check_tensor(array, name, where)
+        elif not isinstance(array, others):
+            raise invalid(name, where, expected, shown(array))
+    if is_compiling:
+        refuse_gradients(where, **arrays)
 
 
 def float32(array: Array) -> Array:

@@ -30,13 +30,24 @@ __all__ = ["FlashMLASchedMeta", "flash_mla_with_kvcache", "get_mla_metadata"]
 _WHERE = "flash_mla_with_kvcache"
 
 
+class _Cache(NamedTuple):
+    """What a plan object is made for, beside its limits."""
+
+    device: Any
+    dtype: Any
+    num_heads: int  # query heads of one key head
+    rank: int
+    rope: int
+    page_size: int
+    num_blocks: int
+    page_stride: int
+    row_stride: int
+
+
 class _Shape(NamedTuple):
     """All of a call that its plan depends on, but for lengths and table."""
 
-    device: str
-    geometry: Geometry  # num_heads: query heads of one key head
-    strides: CacheStrides
-    num_blocks: int
+    cache: _Cache
     batch_size: int
     seq_len_q: int
     sm_scale: float
@@ -46,30 +57,34 @@ class _Shape(NamedTuple):
 class _HostCopy(NamedTuple):
     """A tensor's numbers, and PyTorch's count of writes to it when they were copied."""
 
-    tensor: Any
+    tensor: Any  # None: of the CPU, whose numbers are looked at
     num_writes: int | None  # None: not counted
-    array: np.ndarray
+    host: Any  # a tensor of the CPU
 
     @classmethod
     def of(cls, tensor: Any, kept: "_HostCopy | None") -> "_HostCopy":
         """A new copy, or the kept one where it is known to hold the same numbers."""
-        num_writes = None if tensor.is_inference() or not tensor.is_cuda else tensor._version
+        if not tensor.is_cuda:
+            if kept is not None and torch.equal(tensor, kept.host):
+                return kept
+            return cls(None, None, torch.from_numpy(host_copy(tensor)))
+        num_writes = None if tensor.is_inference() else tensor._version
         is_same = kept is not None and tensor is kept.tensor and num_writes == kept.num_writes
         if kept is not None and is_same and num_writes is not None:
             return kept
-        return cls(tensor, num_writes, host_copy(tensor))
+        return cls(tensor, num_writes, torch.from_numpy(host_copy(tensor)))
 
 
 class _Lent(NamedTuple):
     """A plan object, which serves one schedule at a time."""
 
     attention: PagedAttention
-    shape: tuple[str, Geometry, CacheStrides, int]
+    cache: _Cache
     limits: Limits
 
-    def serves(self, shape: _Shape, limits: Limits) -> bool:
+    def serves(self, cache: _Cache, limits: Limits) -> bool:
         mine, needed = self.limits._fields(), limits._fields()
-        return self.shape == shape[:4] and all(a >= b for a, b in zip(mine, needed, strict=True))
+        return self.cache == cache and all(a >= b for a, b in zip(mine, needed, strict=True))
 
 
 # Plan objects of schedules that are gone, the oldest dropped. Engines make a schedule for each
@@ -77,23 +92,31 @@ class _Lent(NamedTuple):
 _idle: collections.deque[_Lent] = collections.deque(maxlen=8)
 
 
-def _borrow(shape: _Shape, limits: Limits) -> _Lent:
+def _borrow(cache: _Cache, limits: Limits) -> _Lent:
     for _ in range(len(_idle)):
         try:
             lent = _idle.popleft()
         except IndexError:
             break
-        if lent.serves(shape, limits):
+        if lent.serves(cache, limits):
             return lent
         _idle.append(lent)
+    page, row = cache.page_stride, cache.row_stride
+    kpe = {"kpe_page": page, "kpe_row": row} if cache.rope else {}
     attention = PagedAttention(
-        device=shape.device,
-        geometry=shape.geometry,
-        strides=shape.strides,
-        num_pages=shape.num_blocks,
+        device=cache.device,
+        geometry=Geometry(
+            num_heads=cache.num_heads,
+            kv_lora_rank=cache.rank,
+            qk_rope_head_dim=cache.rope,
+            page_size=cache.page_size,
+            dtype=cache.dtype,
+        ),
+        strides=CacheStrides(ckv_page=page, ckv_row=row, **kpe),
+        num_pages=cache.num_blocks,
         limits=limits,
     )
-    return _Lent(attention, shape[:4], limits)
+    return _Lent(attention, cache, limits)
 
 
 class FlashMLASchedMeta:
@@ -125,7 +148,7 @@ class FlashMLASchedMeta:
         table = _HostCopy.of(block_table, self._table)
         is_known = shape == self._shape and lengths is self._lengths and table is self._table
         if not is_known:
-            arrays = _index_arrays(shape, lengths.array, table.array)
+            arrays = _index_arrays(shape, lengths.host.numpy(), table.host.numpy())
             if shape != self._shape or not _equal(arrays, self._arrays):
                 self._plan(shape, arrays)
             self._lengths, self._table = lengths, table
@@ -135,8 +158,8 @@ class FlashMLASchedMeta:
     def _plan(self, shape: _Shape, arrays: dict[str, Any]) -> None:
         rows = shape.batch_size
         limits = limits_for(rows, rows * shape.seq_len_q, len(arrays["kv_indices"]))
-        if self._lent is None or not self._lent.serves(shape, limits):
-            lent = _borrow(shape, limits)  # where this is refused, the schedule keeps its own
+        if self._lent is None or not self._lent.serves(shape.cache, limits):
+            lent = _borrow(shape.cache, limits)  # where this is refused, the schedule keeps its own
             if self._give_back is not None:
                 self._give_back()
             self._lent = lent
@@ -246,20 +269,25 @@ def flash_mla_with_kvcache(
     check_tensors(
         _WHERE, q=q, k_cache=k_cache, block_table=block_table, cache_seqlens=cache_seqlens
     )
+    for name, indices in (("block_table", block_table), ("cache_seqlens", cache_seqlens)):
+        if indices.dtype != torch.int32:
+            raise invalid(name, _WHERE, "int32", indices.dtype)
     if q.dim() != 4:
         raise invalid("q.shape", _WHERE, "[batch, seq_len_q, heads_q, head_dim]", list(q.shape))
     batch, seq_len_q, heads_q, head_dim = q.shape
     integer(head_dim_v, "head_dim_v", _WHERE, 1, head_dim, f"1 to {head_dim}, head_dim")
     given = softmax_scale is not None
     scale = number(softmax_scale, "softmax_scale", _WHERE) if given else head_dim**-0.5
-    out = q.new_empty(batch, seq_len_q, heads_q, head_dim_v)
-    lse = q.new_empty(batch, seq_len_q, heads_q, dtype=torch.float32)
+    out = q.new_empty(batch * seq_len_q, heads_q, head_dim_v)
+    lse = q.new_empty(batch * seq_len_q, heads_q, dtype=torch.float32)
     arguments = q, k_cache, block_table, cache_seqlens, scale, causal, out, lse
     if _torch_ops.is_compiling():
         _flash_mla(schedule._key, *arguments)
     else:
         _attend(schedule, *arguments)
-    return out, lse.transpose(1, 2).contiguous()
+    if seq_len_q > 1:
+        lse = lse.view(batch, seq_len_q, heads_q).transpose(1, 2).contiguous()
+    return out.view(batch, seq_len_q, heads_q, head_dim_v), lse.view(batch, heads_q, seq_len_q)
 
 
 def _attend(
@@ -273,26 +301,21 @@ def _attend(
     out: Any,
     lse: Any,
 ) -> None:
-    """Writes out, and LSE with the heads last."""
+    """Writes out [tokens, heads_q, head_dim_v], and LSE [tokens, heads_q]."""
     if q.is_cuda and torch.cuda.is_current_stream_capturing():
         raise not_implemented("capture in a CUDA graph (libmla.PagedAttention has it)", _WHERE)
     shape = _shape_of(q, k_cache, out.shape[-1], scale, causal)
     attention = schedule._follow(shape, cache_seqlens, block_table)
-    rank, num_heads = shape.geometry.kv_lora_rank, shape.geometry.num_heads
-    has_rope = shape.geometry.qk_rope_head_dim > 0
-    tokens = q.flatten(0, 1), out.flatten(0, 1), lse.flatten(0, 1)
+    num_heads, widths = shape.cache.num_heads, [shape.cache.rank, shape.cache.rope]
+    tokens = q.flatten(0, 1), out, lse
     for head_k in range(k_cache.shape[2]):
-        heads = slice(head_k * num_heads, (head_k + 1) * num_heads)
-        queries, out_part, lse_part = (tensor[:, heads] for tensor in tokens)
-        rows = k_cache[:, :, head_k]
-        attention.run(
-            q_nope=queries[..., :rank],
-            q_pe=queries[..., rank:] if has_rope else None,
-            ckv=rows[..., :rank],
-            kpe=rows[..., rank:] if has_rope else None,
-            out=out_part,
-            lse=lse_part,
-        )
+        queries, out_part, lse_part = tokens
+        if k_cache.shape[2] > 1:
+            heads = slice(head_k * num_heads, (head_k + 1) * num_heads)
+            queries, out_part, lse_part = (tensor[:, heads] for tensor in tokens)
+        q_nope, q_pe = queries.split_with_sizes(widths, -1)
+        ckv, kpe = k_cache.select(2, head_k).split_with_sizes(widths, -1)
+        attention.run(q_nope=q_nope, q_pe=q_pe, ckv=ckv, kpe=kpe, out=out_part, lse=lse_part)
     if schedule._some_see_nothing:
         lse.masked_fill_(torch.isneginf(lse), float("inf"))
 
@@ -322,43 +345,34 @@ def _shape_of(q: Any, k_cache: Any, head_dim_v: int, scale: float, causal: bool)
     num_blocks, block_size, heads_k, _ = k_cache.shape
     if heads_k == 0 or heads_q % heads_k:
         raise invalid("heads_k", _WHERE, f"a divisor of heads_q, {heads_q}", heads_k)
-    page, row, rope = k_cache.stride(0), k_cache.stride(1), head_dim - head_dim_v
-    geometry = Geometry(
-        num_heads=heads_q // heads_k,
-        kv_lora_rank=head_dim_v,
-        qk_rope_head_dim=rope,
-        page_size=block_size,
+    cache = _Cache(
+        device=q.device,
         dtype=q.dtype,
+        num_heads=heads_q // heads_k,
+        rank=head_dim_v,
+        rope=head_dim - head_dim_v,
+        page_size=block_size,
+        num_blocks=num_blocks,
+        page_stride=k_cache.stride(0),
+        row_stride=k_cache.stride(1),
     )
-    kpe = {"kpe_page": page, "kpe_row": row} if rope else {}
-    return _Shape(
-        str(q.device),
-        geometry,
-        CacheStrides(ckv_page=page, ckv_row=row, **kpe),
-        num_blocks,
-        batch,
-        seq_len_q,
-        scale,
-        causal,
-    )
+    return _Shape(cache, batch, seq_len_q, scale, causal)
 
 
 def _index_arrays(shape: _Shape, lengths: np.ndarray, table: np.ndarray) -> dict[str, Any]:
     """The plan's page lists, of the entries of the table that lengths reach."""
-    batch, page_size = shape.batch_size, shape.geometry.page_size
-    if lengths.dtype != np.int32 or lengths.shape != (batch,):
-        got = f"{list(lengths.shape)} {lengths.dtype}"
-        raise invalid("cache_seqlens", _WHERE, f"[{batch}] int32", got)
-    if table.dtype != np.int32 or table.ndim != 2 or len(table) != batch:
-        got = f"{list(table.shape)} {table.dtype}"
-        raise invalid("block_table", _WHERE, f"[{batch}, max_blocks] int32", got)
+    batch, page_size = shape.batch_size, shape.cache.page_size
+    if lengths.shape != (batch,):
+        raise invalid("cache_seqlens.shape", _WHERE, f"[{batch}]", list(lengths.shape))
+    if table.ndim != 2 or len(table) != batch:
+        raise invalid("block_table.shape", _WHERE, f"[{batch}, max_blocks]", list(table.shape))
     holds = table.shape[1] * page_size
     for i in np.flatnonzero((lengths < 0) | (lengths > holds)):
         raise invalid(f"cache_seqlens[{i}]", _WHERE, f"0 to {holds}, what a row lists", lengths[i])
     counts = -(-lengths // page_size)
     listed = np.arange(table.shape[1]) < counts[:, None]
-    for i, j in np.argwhere(listed & ((table < 0) | (table >= shape.num_blocks))):
-        expected = f"0 to {shape.num_blocks - 1}, the cache's blocks"
+    for i, j in np.argwhere(listed & ((table < 0) | (table >= shape.cache.num_blocks))):
+        expected = f"0 to {shape.cache.num_blocks - 1}, the cache's blocks"
         raise invalid(f"block_table[{i}, {j}]", _WHERE, expected, table[i, j])
     kv_indptr = np.zeros(batch + 1, np.int32)
     np.cumsum(counts, out=kv_indptr[1:])

@@ -13,7 +13,7 @@ from ..._checks import invalid, number
 from ..._module import Handle, torch
 from ..._records import Bucket, CacheStrides, Geometry, Limits, LseBase
 from ...attention import PagedAttention
-from .._arrays import Array, aligned_bytes, check_arrays, host_copy, store, strides
+from .._arrays import Array, aligned_bytes, check_arrays, check_indices, host_copy, store, strides
 from .._refusals import not_implemented
 
 _NAME = "BatchMLAPagedAttentionWrapper"
@@ -172,7 +172,7 @@ class BatchMLAPagedAttentionWrapper(Handle):
             "kv_indices": kv_indices,
             "kv_len_arr": kv_len_arr,
         }
-        check_arrays(_PLAN, **given)
+        check_indices(_PLAN, **given)
         if self._buffers is not None:
             _check_capacity(self._buffers, given)
         offsets = host_copy(kv_indptr)
@@ -368,11 +368,7 @@ def _checked_buffers(buffers: dict[str, Array]) -> dict[str, Array]:
     for name, buffer in buffers.items():
         if buffer is None:
             raise invalid(name, _NAME, "a buffer, with use_cuda_graph", None)
-    check_arrays(_NAME, **buffers)
-    for name, buffer in buffers.items():
-        if len(buffer.shape) != 1 or str(buffer.dtype).removeprefix("torch.") != "int32":
-            got = f"{list(buffer.shape)} {buffer.dtype}"
-            raise invalid(name, _NAME, "one dimension, int32", got)
+    check_indices(_NAME, **buffers)
     sizes = {name: len(buffer) for name, buffer in buffers.items()}
     for name in ("qo_indptr", "kv_indptr"):
         if sizes[name] != sizes["kv_len_arr"] + 1:

@@ -1,6 +1,7 @@
 """One plan over the pages of a cache, and its runs."""
 
 import dataclasses
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -12,7 +13,7 @@ from ..._checks import integer, invalid, number, shown, text
 from ..._module import Handle, torch
 from ..._records import Bucket, CacheStrides, Geometry, Limits
 from ...attention import PagedAttention, supports
-from .._arrays import check_arrays, check_tensors, host_copy
+from .._arrays import check_indices, check_tensors, host_copy
 from .._limits import NOTHING, limits_for
 from .._refusals import not_implemented
 
@@ -75,7 +76,8 @@ class _Holder(NamedTuple):
 
     num_pages: int
     dtype: str
-    strides: CacheStrides
+    page_stride: int
+    row_stride: int
     limits: Limits
 
 
@@ -147,7 +149,8 @@ class FlashInferMLAWrapper(Handle):
         self._holder = _Holder(
             max_num_pages or 0,
             self._geometry.dtype,
-            self._strides(page_size * width, width),
+            page_size * width,
+            width,
             NOTHING,
         )
         self._attention: PagedAttention | None = None
@@ -237,20 +240,18 @@ class FlashInferMLAWrapper(Handle):
         bucket = None
         if self._batch_size is not None:
             bucket = Bucket(self._batch_size, holder.limits.max_tokens)
+        page, row = holder.page_stride, holder.row_stride
+        kpe = {"kpe_page": page, "kpe_row": row} if self._geometry.qk_rope_head_dim else {}
         return PagedAttention(
             geometry=dataclasses.replace(self._geometry, dtype=holder.dtype),
             num_pages=holder.num_pages,
             device=self._device,
-            strides=holder.strides,
+            strides=CacheStrides(ckv_page=page, ckv_row=row, **kpe),
             limits=holder.limits,
             bucket=bucket,
             capture=bucket is not None and self._device.type == "cuda",
             kernel=self._kernel_asked,
         )
-
-    def _strides(self, page: int, row: int) -> CacheStrides:
-        kpe = {"kpe_page": page, "kpe_row": row} if self._geometry.qk_rope_head_dim else {}
-        return CacheStrides(ckv_page=page, ckv_row=row, **kpe)
 
     def run(self, q_nope: Any, q_pe: Any, kv_cache_layer: Any, return_lse: bool = False) -> Any:
         """Attends; gives out and, with return_lse, the LSE beside it.
@@ -283,21 +284,23 @@ class FlashInferMLAWrapper(Handle):
         rank, has_rope = self._geometry.kv_lora_rank, self._geometry.qk_rope_head_dim > 0
         if has_rope and q_pe is None:
             raise invalid("q_pe", f"{_WRAPPER}.run", "the rotated part of the queries", None)
-        attention = self._fit(len(q_nope), layer)
-        layer = layer[: self._holder.num_pages]
-        live = self._num_live(len(q_nope))
-        if live < len(q_nope):
+        num_tokens = q_nope.shape[0]
+        attention = self._fit(num_tokens, layer)
+        layer = _first(layer, self._holder.num_pages)
+        live = self._num_live(num_tokens)
+        if live < num_tokens:
             out[live:] = 0
             if lse is not None:
                 lse[live:] = -math.inf
-        result = out[:live].to(layer.dtype)  # out's own memory, where the dtypes agree
+        ckv, kpe = layer.tensor_split((rank,), -1)
+        result = _first(out, live, layer.dtype)  # out's own memory, where the dtypes agree
         attention.run(
-            q_nope=q_nope[:live].to(layer.dtype),
-            q_pe=q_pe[:live].to(layer.dtype) if has_rope else None,
-            ckv=layer[..., :rank],
-            kpe=layer[..., rank:] if has_rope else None,
+            q_nope=_first(q_nope, live, layer.dtype),
+            q_pe=_first(q_pe, live, layer.dtype) if has_rope else None,
+            ckv=ckv,
+            kpe=kpe if has_rope else None,
             out=result,
-            lse=None if lse is None else lse[:live],
+            lse=None if lse is None else _first(lse, live),
         )
         if result.dtype != out.dtype:
             out[:live] = result
@@ -309,9 +312,10 @@ class FlashInferMLAWrapper(Handle):
         holder = self._holder
         if layer.dim() == 3:  # else the run refuses it
             holder = holder._replace(
-                num_pages=self._max_num_pages or len(layer),
+                num_pages=self._max_num_pages or layer.shape[0],
                 dtype=_dtype_name(layer.dtype),
-                strides=self._strides(layer.stride(0), layer.stride(1)),
+                page_stride=layer.stride(0),
+                row_stride=layer.stride(1),
             )
         if num_tokens > holder.limits.max_tokens and self._batch_size is not None:
             limits = dataclasses.replace(holder.limits, max_tokens=num_tokens)
@@ -389,6 +393,13 @@ def _out_of_order(where: str, what: str, expected: str) -> RuntimeError:
     return RuntimeError(f"{_WRAPPER}.{where}: {what}: expected {expected}, got none")
 
 
+def _first(tensor: Any, count: int, dtype: Any = None) -> Any:
+    """The first rows, in another type where one is named: the tensor itself where it is that."""
+    rows = tensor if tensor.shape[0] == count else tensor[:count]
+    return rows if dtype in (None, rows.dtype) else rows.to(dtype)
+
+
+@functools.lru_cache
 def _dtype_name(dtype: Any) -> str:
     if "float8" in str(dtype):
         raise not_implemented(f"an FP8 cache ({dtype})", _WRAPPER)
@@ -409,10 +420,10 @@ def _is_capturing(device: Any) -> bool:
 
 def indices_of(arrays: Any) -> Indices:
     """Copies of index arrays on the host."""
-    check_arrays(f"{_WRAPPER}.plan", **dict(zip(INDEX_NAMES, arrays, strict=True)))
+    named = dict(zip(INDEX_NAMES, arrays, strict=True))
+    check_indices(f"{_WRAPPER}.plan", **named)
+    for name, array in named.items():
+        if "indptr" in name and len(array) == 0:
+            raise invalid(name, f"{_WRAPPER}.plan", "1 or more entries", 0)
     copies = Indices(*map(host_copy, arrays))
-    for name, array in zip(INDEX_NAMES, copies, strict=True):
-        if array.ndim != 1 or array.dtype != np.int32 or ("indptr" in name and len(array) == 0):
-            got = f"{list(array.shape)} {array.dtype}"
-            raise invalid(name, f"{_WRAPPER}.plan", "one dimension, int32", got)
     return copies._replace(kv_indices=copies.kv_indices[: max(0, copies.kv_indptr[-1])])
