@@ -97,7 +97,10 @@ _EXPORTED = {np.dtype(name) for name in ("f2", "f4", "i4", "i8")}
 def _dlpack_dtype(dtype: np.dtype) -> Any:
     if not dtype.isnative:
         raise invalid("dtype", "libmla", "the byte order of this machine", dtype.str)
-    return tvm_ffi.dtype(dtype.name)
+    try:
+        return tvm_ffi.dtype(dtype.name)
+    except ValueError:
+        raise invalid("dtype", "libmla", "fp32, bf16, fp16, int32 or int64", dtype) from None
 
 
 def argument(array: Any, what: str, where: str) -> Any:

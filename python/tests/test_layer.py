@@ -12,6 +12,7 @@ from libmla import LatentPool, PagedAttention
 
 pytest.importorskip("libmla.layer", reason="built without the layer")
 from libmla.layer import HeadRange, Layer, LayerConfig, LayerWorkspace
+from wrong_arguments import ARRAY, DEVICE, FOUR_PARTS, INTEGER, OBJECT, TEXT, left_out
 
 # Outputs of public implementations in float64; the folder has a page about them.
 GOLDEN = Path(os.environ.get("MLA_GOLDEN_LAYERS", Path(__file__).parents[2] / "tests/layer/golden"))
@@ -157,3 +158,77 @@ def test_layer_refuses():
         Layer(config, {"bias": tensors["o_proj.weight"]})
     with pytest.raises(ValueError, match=r"expected .*, got"):
         Layer.from_safetensors(config, "/nowhere")
+
+
+def layer_calls():
+    """What is called, with which good arguments, and how each is wrong."""
+    torch = pytest.importorskip("torch")
+    case = Case(FILES[0], Framework("torch"), "fp32")
+    weights = {name: case.tensors[name] for name in case.tensors if "weight" in name}
+    tokens = {"hidden": case.hidden, "positions": case.positions, "workspace": case.workspace}
+    attended = torch.zeros(case.tokens, case.layer.num_heads, case.config.kv_lora_rank)
+    array = {"none": lambda good: None, **left_out(ARRAY)}
+    some_weight = next(iter(weights))
+    no_weights = {
+        "no array": lambda good: {**good, some_weight: 5},
+        "meta": lambda good: {**good, some_weight: torch.zeros(2, 2, device="meta")},
+    }
+    options = {
+        "config": OBJECT,
+        "heads": left_out(OBJECT),
+        "dtype": DEVICE,
+        "device": DEVICE,
+        "executor": left_out(OBJECT),
+    }
+    return {
+        "LayerConfig": (LayerConfig, {}, {"config_json": TEXT}),
+        "Layer": (
+            Layer,
+            {"config": case.config, "weights": weights},
+            {**options, "weights": {**OBJECT, **no_weights}},
+        ),
+        "Layer.from_safetensors": (
+            Layer.from_safetensors,
+            {"config": case.config, "path": FILES[0]},
+            {**options, "path": OBJECT, "prefix": TEXT},
+        ),
+        "Layer.geometry": (case.layer.geometry, {}, {"page_size": left_out(INTEGER, "negative")}),
+        "LayerWorkspace": (
+            LayerWorkspace,
+            {"layer": case.layer, "max_tokens": 1},
+            {"layer": OBJECT, "max_tokens": INTEGER},
+        ),
+        "Layer.project": (
+            case.layer.project,
+            tokens,
+            {"hidden": array, "positions": array, "workspace": OBJECT},
+        ),
+        "Layer.output": (
+            case.layer.output,
+            {"attended": attended, "out": case.hidden.clone(), "workspace": case.workspace},
+            {"attended": array, "out": array, "workspace": OBJECT},
+        ),
+        "Layer.forward": (
+            case.layer.forward,
+            {**tokens, "slots": case.slots, "pool": case.pool, "attention": case.attention},
+            {
+                "hidden": array,
+                "positions": array,
+                "slots": array,
+                "pool": OBJECT,
+                "layer_idx": INTEGER,
+                "attention": OBJECT,
+                "workspace": OBJECT,
+                "out": left_out(ARRAY),
+            },
+        ),
+    }
+
+
+def test_a_wrong_argument_of_the_layer_is_refused_in_four_parts():
+    for name, (function, good, parameters) in layer_calls().items():
+        for parameter, ways in parameters.items():
+            for way, make in ways.items():
+                bad = make(good.get(parameter, good.get("hidden")))
+                with pytest.raises(ValueError, match=FOUR_PARTS):
+                    pytest.fail(f"{name} {parameter} {way}: {function(**{**good, parameter: bad})}")

@@ -324,12 +324,48 @@ def test_context_only_refuses_other_counts_of_rows(spans):
         )
 
 
+@pytest.mark.parametrize(
+    ("span", "got"), [(1.5, "1.5"), (2**70, "11805916207174"), (2**31, "2147483648"), (-1, "-1")]
+)
+def test_numbers_of_the_engine_are_never_cut(span, got):
+    engine = Engine()
+    rows = engine.rows((5, 3))
+    step = step_of(rows, context_only=True, spans=[span])
+    with pytest.raises(ValueError, match=rf"plan: span of request .*: expected .*, got {got}"):
+        engine.manager.plan(step, engine.context(rows))
+    plan = {"main": label_plan(rows)}
+    plan["main"].views[0].to_compute = span
+    with pytest.raises(ValueError, match=r"views\[0\].to_compute of 'main': expected .*, got"):
+        engine.plan(rows, plan, context_only=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("paged_kv_indptr", [0, 3, 2]),
+        ("paged_kv_indptr", [0, 3]),
+        ("paged_kv_indptr", [0, 2, 9]),
+        ("paged_kv_indices", [1]),
+        ("paged_kv_last_page_len", [1]),
+    ],
+)
+def test_context_only_refuses_page_lists_that_do_not_fit(name, values):
+    engine = Engine()
+    rows = engine.rows((5, 3), (9, 1))
+    plan = {"main": label_plan(rows)}
+    arrays = dict(zip(mstar.wrapper.INDEX_NAMES, plan["main"].cpu_indptrs, strict=True))
+    arrays[name] = torch.tensor(values, dtype=torch.int32)
+    plan["main"].cpu_indptrs = tuple(arrays.values())
+    with pytest.raises(ValueError, match=r"^FlashInferMLAManager\.plan: paged_.*: expected .*"):
+        engine.plan(rows, plan, context_only=True)
+
+
 def test_context_only_refuses_rows_that_append_more_than_they_have():
     engine = Engine()
     rows = engine.rows((5, 3))
     plan = {"main": label_plan(rows)}
     plan["main"].views[0].to_compute = 9
-    message = r"views\[0\].to_compute of 'main': expected at most 8, its length, got 9"
+    message = r"views\[0\].to_compute of 'main': expected 0 to 8, its length, got 9"
     with pytest.raises(ValueError, match=message):
         engine.plan(rows, plan, context_only=True)
 

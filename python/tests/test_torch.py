@@ -87,6 +87,23 @@ def test_compiled_twice_at_most_whatever_the_number_of_objects(name):
     assert len(compilations) <= 2
 
 
+@pytest.mark.parametrize("name", calls_of(World()))
+def test_a_compiled_input_that_asks_for_a_gradient_is_refused(name):
+    function, arguments = calls_of(World())[name]
+    asking = [
+        argument.detach().requires_grad_()
+        if isinstance(argument, torch.Tensor) and argument.is_floating_point()
+        else argument
+        for argument in arguments
+    ]
+    torch.compiler.reset()
+    with pytest.raises(RuntimeError, match=r": expected no gradient .*, got"):
+        torch.compile(function, backend="aot_eager")(*asking)
+    torch.compiler.reset()
+    with torch.inference_mode():
+        torch.compile(function, fullgraph=True, backend="aot_eager")(*asking)
+
+
 def test_compiled_by_inductor():
     torch.compiler.reset()
     try:

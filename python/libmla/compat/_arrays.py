@@ -28,6 +28,13 @@ def check_tensors(where: str, **tensors: Array) -> None:
     _check(where, tensors, "a torch.Tensor", ())
 
 
+def check_rank(where: str, rank: int, **arrays: Array) -> None:
+    """Raises unless each array, already checked, has so many dimensions."""
+    for name, array in arrays.items():
+        if array.ndim != rank:
+            raise invalid(name, where, f"{rank} dimensions", array.ndim)
+
+
 def check_indices(where: str, **arrays: Array) -> None:
     """The same for index arrays, of PyTorch or NumPy: one dimension of int32."""
     check_arrays(where, **arrays)
@@ -45,6 +52,8 @@ def _check(where: str, arrays: dict[str, Array], expected: str, others: Any) -> 
                 check_tensor(array, name, where)
         elif not isinstance(array, others):
             raise invalid(name, where, expected, shown(array))
+        elif array.dtype.kind in "OSUMm":
+            raise invalid(name, where, "an array of numbers", array.dtype)
     if is_compiling:
         refuse_gradients(where, **arrays)
 

@@ -8,7 +8,7 @@ from ... import attention
 from ..._arrays import empty_like
 from ..._checks import invalid
 from ..._records import LseBase
-from .._arrays import Array, check_arrays, float32, is_tensor
+from .._arrays import Array, check_arrays, check_rank, float32, is_tensor
 
 # The most that the library merges in one launch on CUDA.
 _MOST_STATES = 256
@@ -63,6 +63,7 @@ def merge_state_in_place(
     """
     where = "merge_state_in_place"
     check_arrays(where, v=v, s=s, v_other=v_other, s_other=s_other)
+    check_rank(where, 3, v=v)
     other = float32(s_other)
     if mask is not None:
         check_arrays(where, mask=mask)

@@ -13,7 +13,16 @@ from ..._checks import invalid, number
 from ..._module import Handle, torch
 from ..._records import Bucket, CacheStrides, Geometry, Limits, LseBase
 from ...attention import PagedAttention
-from .._arrays import Array, aligned_bytes, check_arrays, check_indices, host_copy, store, strides
+from .._arrays import (
+    Array,
+    aligned_bytes,
+    check_arrays,
+    check_indices,
+    check_rank,
+    host_copy,
+    store,
+    strides,
+)
 from .._refusals import not_implemented
 
 _NAME = "BatchMLAPagedAttentionWrapper"
@@ -258,6 +267,7 @@ class BatchMLAPagedAttentionWrapper(Handle):
         others = {"q_pe": q_pe, "kpe_cache": kpe_cache, "out": out, "lse": lse}
         arrays |= {name: array for name, array in others.items() if array is not None}
         check_arrays(_RUN, **arrays)
+        check_rank(_RUN, 3, q_nope=q_nope, ckv_cache=ckv_cache)
         if out is None:
             out = empty_like(q_nope, q_nope.shape, _RUN)
         if lse is None and return_lse:

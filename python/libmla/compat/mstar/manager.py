@@ -167,18 +167,18 @@ class FlashInferMLAManager(Handle):
         self, label: str, indices: Indices, appended: list[int], queries: list[int]
     ) -> Indices:
         """The rows' stored contexts alone, with query counts of their own."""
+        where = f"{_MANAGER}.plan"
         if len(appended) != indices.num_rows:
             what = f"views of label {label!r}"
-            raise invalid(what, f"{_MANAGER}.plan", f"{indices.num_rows}, one a row", len(appended))
+            raise invalid(what, where, f"{indices.num_rows}, one a row", len(appended))
+        indices.check_pages(where)
         page_size, pages = self._config.page_size, indices.num_pages
         lengths = np.where(pages > 0, (pages - 1) * page_size + indices.kv_last_page_len, 0)
-        what = f"views[].to_compute of {label!r}"
-        stored = lengths - int_array(appended, what, f"{_MANAGER}.plan", np.int64)
-        for i in np.flatnonzero(stored < 0):
+        counts = int_array(appended, f"views[].to_compute of {label!r}", where, np.int64)
+        for i in np.flatnonzero((counts < 0) | (counts > lengths)):
             what = f"views[{i}].to_compute of {label!r}"
-            raise invalid(
-                what, f"{_MANAGER}.plan", f"at most {lengths[i]}, its length", appended[i]
-            )
+            raise invalid(what, where, f"0 to {lengths[i]}, its length", counts[i])
+        stored = lengths - counts
         kept = -(-stored // page_size)
         position = np.arange(len(indices.kv_indices)) - np.repeat(indices.kv_indptr[:-1], pages)
         return Indices(

@@ -13,7 +13,7 @@ from ..._checks import integer, invalid, number, shown, text
 from ..._module import Handle, torch
 from ..._records import Bucket, CacheStrides, Geometry, Limits
 from ...attention import PagedAttention, supports
-from .._arrays import check_indices, check_tensors, host_copy
+from .._arrays import check_indices, check_rank, check_tensors, host_copy
 from .._limits import NOTHING, limits_for
 from .._refusals import not_implemented
 
@@ -58,6 +58,22 @@ class Indices(NamedTuple):
     def num_pages(self) -> np.ndarray:
         """Of each row."""
         return np.diff(self.kv_indptr)
+
+    def check_pages(self, where: str) -> None:
+        """Raises unless each row has its entries of the page list."""
+        if len(self.kv_indptr) != len(self.qo_indptr):
+            expected = f"{len(self.qo_indptr)} entries, as qo_indptr has"
+            raise invalid("paged_kv_indptr", where, expected, len(self.kv_indptr))
+        if len(self.kv_last_page_len) != self.num_rows:
+            expected = f"{self.num_rows} entries, one a row"
+            raise invalid("paged_kv_last_page_len", where, expected, len(self.kv_last_page_len))
+        starts = np.concatenate([[0], self.kv_indptr[:-1]])
+        for i in np.flatnonzero(self.kv_indptr < starts):
+            expected = f"{starts[i]} or more"
+            raise invalid(f"paged_kv_indptr[{i}]", where, expected, self.kv_indptr[i])
+        if self.kv_indptr[-1] > len(self.kv_indices):
+            expected = f"{self.kv_indptr[-1]} entries, of which paged_kv_indptr speaks"
+            raise invalid("paged_kv_indices", where, expected, len(self.kv_indices))
 
     def equals(self, other: "Indices") -> bool:
         """Whether every array holds the same numbers."""
@@ -269,9 +285,11 @@ class FlashInferMLAWrapper(Handle):
         RuntimeError (no plan; captured before a run of this shape that was not). Under
         torch.compile it is the operator libmla::mstar_run.
         """
-        check_tensors(f"{_WRAPPER}.run", q_nope=q_nope, kv_cache_layer=kv_cache_layer)
+        tensors = {"q_nope": q_nope, "kv_cache_layer": kv_cache_layer}
         if q_pe is not None:
-            check_tensors(f"{_WRAPPER}.run", q_pe=q_pe)
+            tensors["q_pe"] = q_pe
+        check_tensors(f"{_WRAPPER}.run", **tensors)
+        check_rank(f"{_WRAPPER}.run", 3, q_nope=q_nope, kv_cache_layer=kv_cache_layer)
         out = q_nope.new_empty(q_nope.shape)
         lse = q_nope.new_empty(q_nope.shape[:2], dtype=torch.float32) if return_lse else None
         if _torch_ops.is_compiling():
@@ -284,6 +302,8 @@ class FlashInferMLAWrapper(Handle):
         rank, has_rope = self._geometry.kv_lora_rank, self._geometry.qk_rope_head_dim > 0
         if has_rope and q_pe is None:
             raise invalid("q_pe", f"{_WRAPPER}.run", "the rotated part of the queries", None)
+        if has_rope:
+            check_rank(f"{_WRAPPER}.run", 3, q_pe=q_pe)
         num_tokens = q_nope.shape[0]
         attention = self._fit(num_tokens, layer)
         layer = _first(layer, self._holder.num_pages)
@@ -309,14 +329,12 @@ class FlashInferMLAWrapper(Handle):
         """The plan object, made anew where it is not for this layer and, in a graph, tokens."""
         if self._planned is None:
             raise _out_of_order("run", "plan", "a plan before it")
-        holder = self._holder
-        if layer.dim() == 3:  # else the run refuses it
-            holder = holder._replace(
-                num_pages=self._max_num_pages or layer.shape[0],
-                dtype=_dtype_name(layer.dtype),
-                page_stride=layer.stride(0),
-                row_stride=layer.stride(1),
-            )
+        holder = self._holder._replace(
+            num_pages=self._max_num_pages or layer.shape[0],
+            dtype=_dtype_name(layer.dtype),
+            page_stride=layer.stride(0),
+            row_stride=layer.stride(1),
+        )
         if num_tokens > holder.limits.max_tokens and self._batch_size is not None:
             limits = dataclasses.replace(holder.limits, max_tokens=num_tokens)
             holder = holder._replace(limits=limits)
