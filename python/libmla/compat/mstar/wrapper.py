@@ -1,7 +1,6 @@
 """One plan over the pages of a cache, and its runs."""
 
 import dataclasses
-import functools
 import math
 from typing import Any, NamedTuple
 
@@ -209,8 +208,9 @@ class FlashInferMLAWrapper(Handle):
                 raise not_implemented(name, f"{_WRAPPER}.plan")
         arrays = qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len
         indices, holder = indices_of(arrays), self._holder
+        named = _dtype_name(dtype if kv_dtype is None else kv_dtype)
         if self._attention is None:
-            holder = holder._replace(dtype=_dtype_name(kv_dtype or dtype))
+            holder = holder._replace(dtype=named)
         if not self._is_captured:
             holder = self._grown(holder, indices)
         self._put(_Plan(indices, causal), holder)
@@ -417,7 +417,6 @@ def _first(tensor: Any, count: int, dtype: Any = None) -> Any:
     return rows if dtype in (None, rows.dtype) else rows.to(dtype)
 
 
-@functools.lru_cache
 def _dtype_name(dtype: Any) -> str:
     if "float8" in str(dtype):
         raise not_implemented(f"an FP8 cache ({dtype})", _WRAPPER)
