@@ -43,6 +43,19 @@ __device__ inline void barrier_arrive_after_copies(uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
+/// The address by which blocks of a cluster name `address` of the shared memory of the cluster's
+/// block `rank`.
+__device__ inline uint32_t address_in_cluster(uint32_t address, uint32_t rank) {
+  uint32_t result;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(result) : "r"(address), "r"(rank));
+  return result;
+}
+
+/// Arrives at a barrier of any block of the cluster, named by address_in_cluster().
+__device__ inline void barrier_arrive_in_cluster(uint32_t barrier) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(barrier) : "memory");
+}
+
 /// Waits until the phase of this parity has ended.
 __device__ inline void barrier_wait(uint32_t barrier, uint32_t parity) {
   asm volatile(
@@ -71,6 +84,14 @@ __device__ inline bool barrier_test(uint32_t barrier, uint32_t parity) {
   return ended != 0;
 }
 
+/// All threads of all blocks of the cluster.
+__device__ inline void cluster_sync() {
+  asm volatile(
+      "barrier.cluster.arrive.release;\n"
+      "barrier.cluster.wait.acquire;\n" ::
+          : "memory");
+}
+
 // Copies to shared memory.
 
 /// 16 bytes from global memory, past the level-1 cache; zeros where `valid` is false, and then
@@ -92,6 +113,16 @@ __device__ inline void copy_box(uint32_t to, const CUtensorMap& tensor, BoxAt at
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
       "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(to),
       "l"(&tensor), "r"(barrier), "r"(at.column), "r"(at.row), "r"(at.strip), "r"(at.page)
+      : "memory");
+}
+/// The same, to the same place and barrier of every block of the cluster in `blocks`, a bit a rank.
+__device__ inline void copy_box_to_cluster(uint32_t to, const CUtensorMap& tensor, BoxAt at,
+                                           uint32_t barrier, uint16_t blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(to),
+      "l"(&tensor), "r"(barrier), "r"(at.column), "r"(at.row), "r"(at.strip), "r"(at.page),
+      "h"(blocks)
       : "memory");
 }
 __device__ inline void prefetch_tensor(const CUtensorMap& tensor) {

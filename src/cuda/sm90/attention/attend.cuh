@@ -83,6 +83,7 @@ __device__ inline void attend(const AttentionArgs& args, const int half,
   float more_scores[32];   // a further summand of theirs
   uint32_t weights[4][4];  // of the same, packed, by 16 keys
   SoftmaxRows rows;
+  float step_max[kRowsOfThread];  // of the thread's own scores
   float rescale[kRowsOfThread];
 
   // A box brings 64 rows; those past the end of the keys may hold anything, and zero times anything
@@ -105,7 +106,8 @@ __device__ inline void attend(const AttentionArgs& args, const int half,
 
   // Stage 1: scores of a step, as its keys come. The tensor cores cut off what does not fit their
   // accumulator at each product, so scores are sums of three chains of products: two that queue up,
-  // and one when those are done.
+  // and one when those are done. The group's own half of the keys comes first.
+  constexpr int kChainStrips = 3;
   const auto keys_at = [&](RingPlace at) {
     return uniform(shared_address(shared.keys[at.stage()]));
   };
@@ -118,24 +120,28 @@ __device__ inline void attend(const AttentionArgs& args, const int half,
     if (!has_boxes) fence_async_proxy();
   };
   const auto start_chain = [&](RingPlace at, int chain, float(&sums)[32]) {
-    const uint64_t keys = matrix_descriptor(keys_at(at));
+    const int strips = min(kChainStrips, Traits::kStrips - chain * kChainStrips);
+    const int first = chain * kChainStrips;
+    const uint32_t begin =
+        uniform((half == 0 ? first : Traits::kStrips - first - strips) * Traits::kStripBytes);
+    const uint64_t a = advance(queries, begin);
+    const uint64_t b = advance(matrix_descriptor(keys_at(at)), begin);
     products_begin();
 #pragma unroll
-    for (int s = 3 * chain; s < min(3 * chain + 3, Traits::kStrips); ++s) {
+    for (int s = 0; s < strips; ++s) {
 #pragma unroll
       for (int k = 0; k < 4; ++k) {
         const uint32_t bytes = s * Traits::kStripBytes + k * 32;
-        multiply_scores<T>(sums, advance(queries, bytes), advance(keys, bytes),
-                           s > 3 * chain || k > 0);
+        multiply_scores<T>(sums, advance(a, bytes), advance(b, bytes), s > 0 || k > 0);
       }
     }
     products_commit();
   };
   const auto start_scores = [&](RingPlace at, int32_t num_keys) {
     if (has_boxes && num_keys < Traits::kKeys) clear_rows_from(at, num_keys);
-    wait_for_keys(at, 0);
+    wait_for_keys(at, half);
     start_chain(at, 0, scores);
-    wait_for_keys(at, 1);
+    wait_for_keys(at, half ^ 1);
     start_chain(at, 1, more_scores);
   };
   const auto finish_scores = [&](RingPlace at) {
@@ -161,20 +167,34 @@ __device__ inline void attend(const AttentionArgs& args, const int half,
       if (i / 4 * 8 + i % 2 >= seen[i / 2 % 2]) scores[i] = -INFINITY;
     }
   };
-  const auto form_weights = [&] {
-    float max[kRowsOfThread];
+  const auto find_max = [&] {
 #pragma unroll
     for (int r = 0; r < kRowsOfThread; ++r) {
       // Four chains, since each link waits for the one before.
-      float chains[4] = {rows.max[r], rows.max[r], rows.max[r], rows.max[r]};
+      float chains[4] = {-FLT_MAX, -FLT_MAX, -FLT_MAX, -FLT_MAX};
 #pragma unroll
       for (int i = 0; i < 16; ++i) {
         chains[i % 4] = fmaxf(chains[i % 4], scores[i / 2 * 4 + 2 * r + i % 2]);
       }
-      max[r] = fmaxf(fmaxf(chains[0], chains[1]), fmaxf(chains[2], chains[3]));
-      max[r] = fmaxf(max[r], __shfl_xor_sync(kAllLanes, max[r], 1));
-      max[r] = fmaxf(max[r], __shfl_xor_sync(kAllLanes, max[r], 2));
-      max[r] = rows.raised_max(r, max[r]);
+      step_max[r] = fmaxf(fmaxf(chains[0], chains[1]), fmaxf(chains[2], chains[3]));
+    }
+  };
+  const auto form_weights = [&] {
+    float max[kRowsOfThread];
+    bool raises = false;
+#pragma unroll
+    for (int r = 0; r < kRowsOfThread; ++r) {
+      max[r] = rows.max[r];
+      raises = raises || rows.raised_max(r, step_max[r]) != max[r];
+    }
+    // Seldom: shuffles wait for the tensor cores, which have the shared memory's wires.
+    if (__any_sync(kAllLanes, raises)) {
+#pragma unroll
+      for (int r = 0; r < kRowsOfThread; ++r) {
+        step_max[r] = fmaxf(step_max[r], __shfl_xor_sync(kAllLanes, step_max[r], 1));
+        step_max[r] = fmaxf(step_max[r], __shfl_xor_sync(kAllLanes, step_max[r], 2));
+        max[r] = rows.raised_max(r, step_max[r]);
+      }
     }
     rows.move(max, rescale);
 #pragma unroll
@@ -233,7 +253,13 @@ __device__ inline void attend(const AttentionArgs& args, const int half,
     products_commit();
   };
   const auto free_keys = [&](RingPlace at) {
-    if (lane == 0) barrier_arrive(shared_address(&shared.keys_free[at.stage()][half]));
+    if (lane != 0) return;
+    const uint32_t barrier = shared_address(&shared.keys_free[at.stage()][half]);
+    if (Traits::kBlocks == 2 && args.shares_keys) {
+      barrier_arrive_in_cluster(address_in_cluster(barrier, half));  // who brings this half
+    } else {
+      barrier_arrive(barrier);
+    }
   };
   const auto finish_values = [&](RingPlace at) {
     products_wait<0>();
@@ -244,51 +270,72 @@ __device__ inline void attend(const AttentionArgs& args, const int half,
   // All steps of a work; ends with the row sums of both groups.
   const auto attend_keys = [&](const Work& work, float(&sum)[kRowsOfThread]) {
     int32_t left = work.kv_end - work.kv_begin;  // keys from this step on
-    // Of those, what a row sees; the tile is read again, as above.
-    const auto keys_seen_by = [&](int row) {
+    // Of the last `keys` ones, what a row sees; the tile is read again, as above.
+    const auto keys_seen_by = [&](int row, int32_t keys) {
       const Work again = work_of<Traits>(args, work.tile);
       const int32_t seen = visible_keys(plan_of(args), args.tensors.geometry.num_heads,
                                         again.request, again.row_begin + row);
-      return min(again.kv_end, seen) - (again.kv_end - left);
+      return min(again.kv_end, seen) - (again.kv_end - keys);
     };
-    const int32_t hidden = left - keys_seen_by(0);  // from some row; later rows see no less
+    const int32_t hidden = left - keys_seen_by(0, left);  // from some row; later rows see no less
 
     const auto next_step = [&] {
       ++ring.step;
       left -= Traits::kKeys;
     };
+    // Of a step that this group leads and that `keys` keys are left from: all before its weights.
+    const auto judge_scores = [&](int32_t keys) {
+      if (keys <= Traits::kKeys && lane == 0) barrier_arrive(shared_address(&shared.queries_free));
+      if (keys - hidden < Traits::kKeys) {
+        hide_keys([&](int row) { return keys_seen_by(row, keys); });
+      }
+      find_max();
+    };
+    const auto lead_values = [&] {
+      publish_weights();
+      rescale_out();
+      start_values_of_own(ring);
+      finish_values(ring);
+    };
+    const auto follow_values = [&] {
+      receive_weights(ring);
+      rescale_out();
+      start_values_of_other(ring);
+    };
+    // This group's step, from its finished scores on.
+    const auto lead = [&] {
+      judge_scores(left);
+      form_weights();
+      lead_values();
+    };
     // The other group's step, and the scores of the next if there is one.
     const auto follow = [&] {
       const RingPlace next{ring.step + 1};
       const bool is_last = left <= Traits::kKeys;
-      const bool scores_first = half == 1 && args.scores_first && !is_last;
-      if (scores_first) {
-        start_scores(next, left - Traits::kKeys);
-        finish_scores(next);
-      }
-      receive_weights(ring);
-      rescale_out();
-      start_values_of_other(ring);
+      follow_values();
       // The next scores queue up behind these products where their keys are here; else this step's
       // keys must not wait for them.
-      const bool queue = !is_last && !scores_first && keys_are_here(next);
+      const bool queue = !is_last && keys_are_here(next);
       if (!queue) finish_values(ring);
-      if (is_last || scores_first) return;
+      if (is_last) return;
       start_scores(next, left - Traits::kKeys);
       products_wait<2>();  // two chains of scores
       products_arrive(out);
       if (queue) free_keys(ring);
       finish_scores(next);
     };
-    // This group's step, from its finished scores on.
-    const auto lead = [&] {
-      if (left <= Traits::kKeys && lane == 0) barrier_arrive(shared_address(&shared.queries_free));
-      if (left - hidden < Traits::kKeys) hide_keys(keys_seen_by);
+    // Both steps, scores first: the other group's values are multiplied while the weights are
+    // formed. Where the tensor cores are the bound, not the memory.
+    const auto follow_and_lead = [&] {
+      const RingPlace next{ring.step + 1};
+      start_scores(next, left - Traits::kKeys);
+      finish_scores(next);
+      judge_scores(left - Traits::kKeys);
+      follow_values();
       form_weights();
-      publish_weights();
-      rescale_out();
-      start_values_of_own(ring);
       finish_values(ring);
+      next_step();
+      lead_values();
     };
 
     barrier_wait(shared_address(&shared.queries_full), num_works % 2);
@@ -299,6 +346,18 @@ __device__ inline void attend(const AttentionArgs& args, const int half,
     if (leads) {
       start_scores(ring, left);
       finish_scores(ring);
+    }
+    if (Traits::kBlocks == 2 && half == 1) {
+      if (leads) {
+        lead();
+        next_step();
+        leads = false;
+      }
+#pragma unroll 1
+      while (left > Traits::kKeys) {
+        follow_and_lead();
+        next_step();
+      }
     }
 #pragma unroll 1
     while (left > 0) {

@@ -32,7 +32,9 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     for (int stage = 0; stage < Traits::kStages; ++stage) {
       for (int half = 0; half < Traits::kHalves; ++half) {
         barrier_init(shared_address(&shared.keys_full[stage][half]), fillers);
-        barrier_init(shared_address(&shared.keys_free[stage][half]), 4);  // warps of a group
+        const uint32_t warps =
+            args.shares_keys ? 8 : 4;  // of a group in each block that reads them
+        barrier_init(shared_address(&shared.keys_free[stage][half]), warps);
       }
     }
     for (uint64_t& full : shared.weights_full) {
@@ -43,7 +45,10 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     barrier_init(shared_address(&shared.queries_free), 4);  // warps of the last step's group
     fence_barrier_init();
   }
-  __syncthreads();
+  // Before others of a cluster arrive at a block's barriers all must be there, and at the end none
+  // may leave while they still do.
+  const bool in_cluster = Traits::kBlocks == 2 && args.shares_keys;
+  in_cluster ? cluster_sync() : __syncthreads();
   const auto role = static_cast<Role>(threadIdx.x / Traits::kGroupThreads);
   if (role == Role::kLoad) {
     lower_registers<Traits::kLoadRegisters>();
@@ -58,6 +63,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     raise_registers<Traits::kMathRegisters>();
     attend<Traits>(args, role == Role::kMathLeft ? 0 : 1, shared);
   }
+  if (in_cluster) cluster_sync();
 }
 
 }  // namespace mla::cuda::sm90

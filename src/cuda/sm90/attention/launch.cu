@@ -59,18 +59,24 @@ plan::CostModel cost_model(const KernelQuery& query) {
 
 using Kernel = void (*)(AttentionArgs);
 
+template <class T, int kRopeColumns>
+Kernel kernel_for(int32_t blocks) {
+  return blocks == 2 ? &attention_kernel<AttentionTraits<T, kRopeColumns, 2>>
+                     : &attention_kernel<AttentionTraits<T, kRopeColumns, 1>>;
+}
+
 template <class T>
-Kernel kernel_for(int32_t rope) {
-  return rope == 0 ? &attention_kernel<AttentionTraits<T, 0>>
-                   : &attention_kernel<AttentionTraits<T, kRope>>;
+Kernel kernel_for(int32_t rope, int32_t blocks) {
+  return rope == 0 ? kernel_for<T, 0>(blocks) : kernel_for<T, kRope>(blocks);
 }
 
 Kernel kernel_for(const Geometry& geometry) {
-  return geometry.dtype == DType::kBFloat16 ? kernel_for<__nv_bfloat16>(geometry.qk_rope_head_dim)
-                                            : kernel_for<__half>(geometry.qk_rope_head_dim);
+  const int32_t rope = geometry.qk_rope_head_dim, blocks = blocks_per_worker(geometry);
+  return geometry.dtype == DType::kBFloat16 ? kernel_for<__nv_bfloat16>(rope, blocks)
+                                            : kernel_for<__half>(rope, blocks);
 }
 
-using WidestTraits = AttentionTraits<__half, kRope>;
+using WidestTraits = AttentionTraits<__half, kRope, 1>;
 constexpr int kSharedBytes = sizeof(SharedStorage<WidestTraits>);
 
 bool is_aligned(const void* data, uintptr_t bytes) {
@@ -141,9 +147,9 @@ AttentionArgs args_of(const AttentionLaunch& launch) {
   const AttentionParams& params = launch.params;
   const bool has_rope = params.geometry.qk_rope_head_dim > 0;
   AttentionArgs args{kernel_params(launch)};
-  args.blocks_per_worker = blocks_per_worker(params.geometry);
-  args.scores_first = args.blocks_per_worker > 1;
+  const int32_t blocks = blocks_per_worker(params.geometry);
   choose_key_loads(params, args);
+  args.shares_keys = blocks == 2 && args.key_loads == KeyLoads::kBoxes;
   const auto chunks = [](int64_t token_stride, int64_t head_stride, int64_t elements) {
     return token_stride % elements == 0 && head_stride % elements == 0;
   };
@@ -160,11 +166,21 @@ AttentionArgs args_of(const AttentionLaunch& launch) {
 void launch(const AttentionLaunch& launch, Stream stream) {
   const DeviceGuard guard(launch.device.index);
   const AttentionArgs args = args_of(launch);
-  const auto num_blocks = static_cast<unsigned>(launch.num_workers * args.blocks_per_worker);
+  const auto num_blocks =
+      static_cast<unsigned>(launch.num_workers * blocks_per_worker(launch.params.geometry));
   const Kernel kernel = kernel_for(launch.params.geometry);
   constexpr int kThreads = WidestTraits::kThreads;
-  kernel<<<num_blocks, kThreads, kSharedBytes, static_cast<cudaStream_t>(stream.handle)>>>(args);
-  check_launch("sm90_dense");
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {args.shares_keys ? 2U : 1U, 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim = num_blocks;
+  config.blockDim = kThreads;
+  config.dynamicSmemBytes = kSharedBytes;
+  config.stream = static_cast<cudaStream_t>(stream.handle);
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  check(cudaLaunchKernelEx(&config, kernel, args), "cudaLaunchKernelEx", "sm90_dense");
   if (launch.may_split) launch_merge(launch, stream);
 }
 

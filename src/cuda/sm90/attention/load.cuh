@@ -183,10 +183,13 @@ __device__ inline void load_by_threads(const AttentionArgs& args, SharedStorage<
   });
 }
 
-/// Keys by the copy engine, which one thread drives. A step's keys lie in one page.
+/// Keys by the copy engine, which one thread drives. A step's keys lie in one page. Of two blocks
+/// that share keys each brings the half of its rank to both.
 template <class Traits>
 __device__ inline void load_by_boxes(const AttentionArgs& args, SharedStorage<Traits>& shared) {
   const bool drives = threadIdx.x % Traits::kGroupThreads == 0;
+  const bool shares = Traits::kBlocks == 2 && args.shares_keys;
+  const auto rank = static_cast<uint32_t>(blockIdx.x % 2);  // in a cluster
   RingPlace ring;
   uint32_t num_works = 0;  // that have keys
   if (drives) {
@@ -197,24 +200,39 @@ __device__ inline void load_by_boxes(const AttentionArgs& args, SharedStorage<Tr
   for_each_work<Traits>(args, [&](const Work& work) {
     const PlanView plan = plan_of(args);
     const int32_t* pages = plan.kv_indices + plan.kv_indptr[work.request];
+    const auto load_half = [&](const KeyPlace& place, uint32_t half) {
+      const uint32_t stage = ring.stage();
+      const uint32_t full = shared_address(&shared.keys_full[stage][half]);
+      const uint32_t to =
+          shared_address(shared.keys[stage]) + half * Traits::kHalfStrips * Traits::kStripBytes;
+      const bool with_rope = Traits::kRope > 0 && half == 1;
+      barrier_arrive_expecting(full, (Traits::kHalfStrips + with_rope) * Traits::kStripBytes);
+      const auto copy = [&](uint32_t strip_to, const CUtensorMap& boxes, uint32_t strip) {
+        const BoxAt at{.row = static_cast<int32_t>(place.slot),
+                       .strip = static_cast<int32_t>(strip),
+                       .page = static_cast<int32_t>(place.page)};
+        if (!shares) {
+          copy_box(strip_to, boxes, at, full);
+        } else if (half == rank) {
+          copy_box_to_cluster(strip_to, boxes, at, full, 0b11);
+        }
+      };
+      copy(to, args.ckv_boxes, half * Traits::kHalfStrips);
+      if (with_rope) copy(to + Traits::kHalfStrips * Traits::kStripBytes, args.kpe_boxes, 0);
+    };
     const auto load_step = [&](int32_t step) {
       const KeyPlace place = place_of_key(pages, work.kv_begin + step * Traits::kKeys,
                                           args.tensors.geometry.page_size);
-      BoxAt at{.row = static_cast<int32_t>(place.slot), .page = static_cast<int32_t>(place.page)};
-      const uint32_t stage = ring.stage();
-      uint32_t to = shared_address(shared.keys[stage]);
-#pragma unroll
-      for (int half = 0; half < Traits::kHalves; ++half) {
-        const uint32_t full = shared_address(&shared.keys_full[stage][half]);
-        const bool with_rope = Traits::kRope > 0 && half == 1;
-        barrier_wait(shared_address(&shared.keys_free[stage][half]), ring.parity() ^ 1);
-        barrier_arrive_expecting(full, (Traits::kHalfStrips + with_rope) * Traits::kStripBytes);
-        at.strip = half * Traits::kHalfStrips;
-        copy_box(to, args.ckv_boxes, at, full);
-        to += Traits::kHalfStrips * Traits::kStripBytes;
-        at.strip = 0;
-        if (with_rope) copy_box(to, args.kpe_boxes, at, full);
-      }
+      const auto wait_until_free = [&](uint32_t half) {
+        barrier_wait(shared_address(&shared.keys_free[ring.stage()][half]), ring.parity() ^ 1);
+      };
+      // Stage s is led by group s, which gives its half back first.
+      const uint32_t first = shares ? rank : ring.stage();
+      wait_until_free(first);
+      load_half(place, first);
+      // Of two blocks the other one waits for this half.
+      if (!shares) wait_until_free(first ^ 1);
+      load_half(place, first ^ 1);
     };
     for (int32_t step = 0; step < work.num_steps; ++step, ++ring.step) {
       if (drives) load_step(step);

@@ -11,11 +11,14 @@
 // The schedule is drawn in docs/kernels/sm90.md.
 namespace mla::cuda::sm90 {
 
-/// `T`: element type of q, cache and out. `kRopeColumns`: 64 or 0.
-template <class T, int kRopeColumns>
+/// `T`: element type of q, cache and out. `kRopeColumns`: 64 or 0. `kBlocksOfWorker`: 2 where a
+/// tile has up to 128 rows, of which blocks 2w and 2w + 1 take 64 each, side by side, so that the
+/// keys come from memory once; else 1.
+template <class T, int kRopeColumns, int kBlocksOfWorker>
 struct AttentionTraits {
   using Element = T;
 
+  static constexpr int kBlocks = kBlocksOfWorker;
   static constexpr int kRows = 64;   // query rows of a block (CTA)
   static constexpr int kKeys = 64;   // keys of one step
   static constexpr int kRank = 512;  // columns of ckv, the values
@@ -30,7 +33,7 @@ struct AttentionTraits {
   static constexpr int kStrips = kValueStrips + kRope / kStripColumns;
 
   // The value columns are halved between two warpgroups; keys come and go in the same halves, the
-  // rope strip with the second.
+  // rope strip with the second. The group that leads a step asks for its own half first.
   static constexpr int kHalves = 2;
   static constexpr int kHalfStrips = kValueStrips / kHalves;
   static constexpr int kHalfColumns = kRank / kHalves;
@@ -46,7 +49,7 @@ struct AttentionTraits {
 };
 
 /// Named barriers, by the event that each announces.
-enum NamedBarrier : int { kRowsClearedLeft = 1, kRowsClearedRight = 2 };
+enum NamedBarrier : int { kRowsClearedLeft = 1, kRowsClearedRight };
 
 /// Shared memory of a block. The matrices are aligned to 1,024 bytes, as their swizzle is.
 template <class Traits>
@@ -79,15 +82,11 @@ struct AttentionArgs : KernelParams {
   CUtensorMap ckv_boxes{};  ///< [pages, strips, rows of a page, 64 columns]
   CUtensorMap kpe_boxes{};  ///< the same, one strip
   KeyLoads key_loads = KeyLoads::kElements;
-  /// 2: a tile has up to 128 rows, and blocks 2w and 2w + 1 take 64 of them each, side by side, so
-  /// that the keys come from memory once.
-  int32_t blocks_per_worker = 1;
+  /// The two blocks of a worker are a cluster, and each brings one half of the keys to both.
+  bool shares_keys = false;
   // Whether 16-byte (out: 8-byte) accesses are aligned; else elements are moved one by one.
   bool queries_aligned = false;
   bool out_aligned = false;
-  /// Whether the right group multiplies queries by the keys of its step before it takes over the
-  /// weights of the one before: where the tensor cores are the bound, not the memory.
-  bool scores_first = false;
 };
 
 }  // namespace mla::cuda::sm90

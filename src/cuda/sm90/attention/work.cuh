@@ -26,8 +26,7 @@ template <class Traits>
 __device__ inline Work work_of(const AttentionArgs& args, int32_t tile_index) {
   const plan::Tile tile = plan_of(args).tiles[tile_index];
   const int32_t num_keys = tile.kv_end - tile.kv_begin;
-  const int32_t first_row =
-      Traits::kRows * (static_cast<int32_t>(blockIdx.x) % args.blocks_per_worker);
+  const int32_t first_row = Traits::kRows * (static_cast<int32_t>(blockIdx.x) % Traits::kBlocks);
   return {.row_begin = tile.row_begin + first_row,
           .partial_begin = tile.partial_begin < 0 ? -1 : tile.partial_begin + first_row,
           .tile = tile_index,
@@ -42,11 +41,13 @@ __device__ inline Work work_of(const AttentionArgs& args, int32_t tile_index) {
 template <class Traits, class Fn>
 __device__ inline void for_each_work(const AttentionArgs& args, const Fn& fn) {
   const int32_t* tiles =
-      plan_of(args).worker_indptr + static_cast<int32_t>(blockIdx.x) / args.blocks_per_worker;
+      plan_of(args).worker_indptr + static_cast<int32_t>(blockIdx.x) / Traits::kBlocks;
   const int32_t end = tiles[1];
   for (int32_t t = tiles[0]; t < end; ++t) {
     const Work work = work_of<Traits>(args, t);
-    if (work.num_rows > 0 && work.request < args.num_requests) fn(work);
+    // A block without rows goes along where the other one needs the keys that it brings.
+    const bool has_part = work.num_rows > 0 || args.shares_keys;
+    if (has_part && work.request < args.num_requests) fn(work);
   }
 }
 
