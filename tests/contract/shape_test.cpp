@@ -19,6 +19,20 @@ TEST_P(HeadCountContract, AnyNumberOfHeadsIsServed) {
   }
 }
 
+// More heads than a tile has rows, over many steps: in whole pages, and gathered from small ones.
+TEST_P(HeadCountContract, ManyHeadsAreServedOverManySteps) {
+  for (const int32_t heads : {65, 96, 128}) {
+    for (const int32_t page_size : {16, 64, 128}) {
+      AttentionCase c{.q_lens = {3, 1, 2}, .kv_lens = {700, 64, 129}, .causal = true};
+      c.geometry.num_heads = heads;
+      c.geometry.page_size = page_size;
+      expect_holds(c, 48);
+      c.splits = {.forced_count = 3};
+      expect_holds(c, 48);
+    }
+  }
+}
+
 TEST_P(HeadCountContract, TheLargestNumberOfHeadsIsServed) {
   AttentionCase c{.q_lens = {1, 2}, .kv_lens = {9, 3}, .causal = true};
   c.geometry.num_heads = 1024;
