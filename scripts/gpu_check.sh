@@ -13,8 +13,8 @@
 #         graph     captured runs and graphs
 #         engine    the engine's suites, mla replay and the example on the GPU
 #         layer     the MLA layer: golden files, kernels, captured steps
-#         python    the Python package's tests, by the machine's Python 3.12 and PyTorch, and what its
-#                   calls cost the host, to OUT/python_host.json
+#         python    the Python package's tests of CUDA, by the machine's Python 3.12 and PyTorch, and
+#                   what its calls cost the host, to OUT/python_host.json
 #         sanitizers  memcheck, racecheck, initcheck, synccheck, each a stage of its own too, over a
 #                     reduced list; a suite may take SANITIZER_SECONDS (60)
 #         replay    300 requests of the trace in MLA_TRACE, a file named to pack, at full length
@@ -176,7 +176,6 @@ run_stage() {
       ;;
     python)
       run_pytest pytest-cuda -m cuda
-      run_pytest pytest-cpu -m "not cuda"
       run_command python-host env PYTHONPATH="$here/py/site" python3 "$here/py/python/bench/host_time.py" \
         --device cuda --note "${COMMIT:-}" --json "$out/python_host.json"
       ;;
