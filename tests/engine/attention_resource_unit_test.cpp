@@ -2,13 +2,11 @@
 #include <gtest/gtest.h>
 
 #include <cstddef>
-#include <functional>
 #include <limits>
 #include <string>
 #include <vector>
 
-#include "engine/mini_engine.hpp"
-#include "mla/error.hpp"
+#include "engine/two_requests.hpp"
 
 // Plans of the attention resource: which rows see which keys, and the life of an early plan.
 namespace mla::engine {
@@ -19,32 +17,7 @@ using testing::HasSubstr;
 
 const StreamName kOne{1, "main"}, kTwo{2, "main"}, kDraft{1, "draft"};
 
-SlotLease lease(int32_t slot, int64_t num_rows, int64_t num_tokens, const char* walk = "decode") {
-  return {.slot = slot,
-          .bucket = GraphBucket{walk, {.num_rows = num_rows, .num_tokens = num_tokens}}};
-}
-
-std::string refusal(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "accepted";
-}
-
-// Pages of 4 tokens; request 1 has 6 stored, request 2 has 3.
-struct AttentionResourceUnit : testing::Test {
-  MiniEngine engine;
-  KvResource& kv = engine.kv;
-  AttentionResource& attention = engine.attention;
-  StepRunner& runner = engine.runner;
-
-  void SetUp() override {
-    kv.open({.request = 1});
-    kv.open({.request = 2});
-    engine.serve({{.request = 1, .span = 6}, {.request = 2, .span = 3}});
-  }
+struct AttentionResourceUnit : TwoRequests {
   void plan(const Step& step, const SlotLease& where = {}) {
     ASSERT_TRUE(runner.admit(step));
     runner.plan(step, where);
@@ -52,7 +25,7 @@ struct AttentionResourceUnit : testing::Test {
   // The refusal of a plan of this step, which is abandoned then.
   std::string plan_refusal(const Step& step, const SlotLease& where = {}) {
     EXPECT_TRUE(runner.admit(step));
-    const std::string text = refusal([&] { runner.plan(step, where); });
+    std::string text = refusal([&] { runner.plan(step, where); });
     if (text == "accepted") engine.abandon();
     return text;
   }

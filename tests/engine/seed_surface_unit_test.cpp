@@ -9,8 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/mini_engine.hpp"
-#include "mla/error.hpp"
+#include "engine/two_requests.hpp"
 
 // One test for each entry of the surface that a serving engine's MLA resource has: what it means,
 // not only that it is there.
@@ -23,33 +22,9 @@ using testing::HasSubstr;
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 const StreamName kOne{1, "main"}, kTwo{2, "main"};
 
-SlotLease lease(int32_t slot, int64_t num_rows, int64_t num_tokens, const char* walk = "decode") {
-  return {.slot = slot,
-          .bucket = GraphBucket{walk, {.num_rows = num_rows, .num_tokens = num_tokens}}};
-}
-
-std::string refusal(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const InvalidArgument& error) {
-    return error.what();
-  }
-  return "accepted";
-}
-
-// Pages of 4 tokens; request 1 has 6 stored, request 2 has 3.
-struct SeedSurfaceUnit : testing::Test {
-  MiniEngine engine;
-  KvResource& kv = engine.kv;
-  AttentionResource& attention = engine.attention;
-  StepRunner& runner = engine.runner;
+struct SeedSurfaceUnit : TwoRequests {
   const Step both = MiniEngine::step_of({{.request = 1, .span = 3}, {.request = 2, .span = 1}});
 
-  void SetUp() override {
-    kv.open({.request = 1});
-    kv.open({.request = 2});
-    engine.serve({{.request = 1, .span = 6}, {.request = 2, .span = 3}});
-  }
   void plan(const Step& step, const SlotLease& where = {}) {
     ASSERT_TRUE(runner.admit(step));
     runner.plan(step, where);
