@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cases/layer_case.hpp"
+#include "layer/golden.hpp"
 #include "mla/mla.hpp"
 
 namespace mla::cases {
@@ -21,29 +22,24 @@ inline std::vector<float> run_under_a_bucket(const LayerFile& file, Device devic
   constexpr int32_t kPageSize = 4;
   const bool has_graphs = device.kind == DeviceKind::kCuda;
   const int64_t width = file.config.hidden_size;
-  const int64_t num_pages = (file.num_tokens + kPageSize - 1) / kPageSize;
   const LayerOptions options{.dtype = DType::kFloat32, .device = device};
   const Layer layer(file.config, file.weights, options);
   LayerWorkspace workspace(file.config, options, kTokens);
-  LatentPool pool({.num_pages = num_pages,
-                   .page_size = kPageSize,
-                   .kv_lora_rank = file.config.kv_lora_rank,
-                   .qk_rope_head_dim = file.config.qk_rope_head_dim,
-                   .dtype = DType::kFloat32,
-                   .device = device});
+  LatentPool pool(pool_of(file, kPageSize, device));
   KvResource kv(pool);
   AttentionResource attention(
       pool, kv.key(),
       {.geometry = layer.geometry(kPageSize),
        .sm_scale = file.config.sm_scale,
-       .limits = {.max_rows = 1, .max_tokens = kTokens, .max_listed_pages = num_pages},
+       .limits = {.max_rows = 1, .max_tokens = kTokens, .max_listed_pages = pool.total_pages()},
        .capture = has_graphs});
   StepRunner steps({&kv, &attention});
   const GraphBucket bucket{"chunk", {.num_rows = 1, .num_tokens = kTokens}};
   std::vector<GraphBucket> buckets;
   if (has_graphs) buckets.push_back(bucket);
   const DeviceStream stream(device);
-  GraphRunner graphs(steps, {.device = device, .buckets = buckets, .max_listed_pages = num_pages});
+  GraphRunner graphs(
+      steps, {.device = device, .buckets = buckets, .max_listed_pages = pool.total_pages()});
 
   const std::array<int64_t, 2> shape{kTokens, width};
   DeviceMemory hidden(device, static_cast<size_t>(kTokens * width) * sizeof(float));

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cases/layer_case.hpp"
+#include "mla/pool.hpp"
 
 // The layer files of golden/; on another machine than the one that built the tests they are where
 // the environment variable MLA_GOLDEN_LAYERS says.
@@ -30,6 +31,16 @@ inline std::vector<std::string> golden_names() {
   }
   std::ranges::sort(names);
   return names;
+}
+
+/// A pool of just the file's tokens, in fp32.
+inline PoolConfig pool_of(const LayerFile& file, int32_t page_size, Device device) {
+  return {.num_pages = (file.num_tokens + page_size - 1) / page_size,
+          .page_size = page_size,
+          .kv_lora_rank = file.config.kv_lora_rank,
+          .qk_rope_head_dim = file.config.qk_rope_head_dim,
+          .dtype = DType::kFloat32,
+          .device = device};
 }
 
 /// Runs the file in one pass, in chunks, token by token and interleaved with other requests, and

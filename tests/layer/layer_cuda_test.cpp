@@ -57,24 +57,18 @@ TEST_F(LayerCuda, CapturedStepReadsItsTensorsAnewAtEachReplay) {
   constexpr int32_t kPageSize = 8;
   const LayerFile file = open_golden("deepseek_v3_yarn");
   const int64_t tokens = file.num_tokens;
-  const int64_t num_pages = (tokens + kPageSize - 1) / kPageSize;
   device::Runtime& runtime = device::runtime_of(kCuda);
   const DeviceStream stream(kCuda);  // the attention, which is ordered on it, ends before it
   const LayerOptions options{.dtype = DType::kFloat32, .device = kCuda};
   const Layer layer(file.config, file.weights, options);
   LayerWorkspace workspace(file.config, options, tokens);
-  LatentPool pool({.num_pages = num_pages,
-                   .page_size = kPageSize,
-                   .kv_lora_rank = file.config.kv_lora_rank,
-                   .qk_rope_head_dim = file.config.qk_rope_head_dim,
-                   .dtype = DType::kFloat32,
-                   .device = kCuda});
+  LatentPool pool(pool_of(file, kPageSize, kCuda));
   AttentionConfig config;
   config.geometry = layer.geometry(kPageSize);
   config.num_pages = pool.total_pages();
   config.device = kCuda;
   config.bucket = Bucket{.num_rows = 1, .num_tokens = tokens};
-  config.limits.max_listed_pages = num_pages;
+  config.limits.max_listed_pages = pool.total_pages();
   config.capture = true;
   PagedAttention attention(config);
 
@@ -95,11 +89,11 @@ TEST_F(LayerCuda, CapturedStepReadsItsTensorsAnewAtEachReplay) {
       .out = contiguous_view(out.data(), shape, DType::kFloat32, kCuda)};
 
   // Plans for pages in this order and puts what a replay reads where it reads it.
-  std::vector<int32_t> pages(static_cast<size_t>(num_pages)), places(count);
+  std::vector<int32_t> pages(static_cast<size_t>(pool.total_pages())), places(count);
   std::vector<int64_t> rows(count);
   const auto set_up = [&] {
     const int32_t qo_indptr[] = {0, static_cast<int32_t>(tokens)};
-    const int32_t kv_indptr[] = {0, static_cast<int32_t>(num_pages)};
+    const int32_t kv_indptr[] = {0, static_cast<int32_t>(pool.total_pages())};
     const int32_t kv_len[] = {static_cast<int32_t>(tokens)};
     attention.plan({qo_indptr, kv_indptr, pages, kv_len, {}}, {.sm_scale = file.config.sm_scale},
                    stream);
