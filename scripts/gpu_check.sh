@@ -8,7 +8,7 @@
 #   scripts/gpu_check.sh merge OUT COMMIT   one JSON of all stages there, on standard output; one that
 #                                           did not run (calibrate apart) is a failure in it
 #
-# Stages: unit      operations, plans, staging, large memories (tests/cuda)
+# Stages: unit      operations, plans, staging, large memories, Hopper's instructions (tests/cuda)
 #         contract  the contract suite over every kernel of the GPU
 #         graph     captured runs and graphs
 #         engine    the engine's suites, mla replay and the example on the GPU
@@ -33,7 +33,7 @@ refuse() { echo "gpu_check: $*" >&2 && exit 2; }
 
 programs_of() {  # stage -> gtest programs
   case $1 in
-    unit) echo cuda_operations_test cuda_random_test cuda_plan_test cuda_addressing_test ;;
+    unit) echo cuda_operations_test cuda_random_test cuda_plan_test cuda_addressing_test ptx_test ;;
     contract) echo contract_test ;;
     graph) echo cuda_capture_test capture_unit_test ;;
     engine) echo kv_resource_unit_test kv_resource_property_test kv_refusal_property_test \
@@ -129,6 +129,9 @@ filter_of() {  # program -> the tests that run on a GPU
   case $1 in contract_test) echo '*/cuda_*:*/sm90_*' ;; *) echo '*' ;; esac
 }
 
+# A card has no test of another's instructions.
+is_for_this_card() { [ "$1" != ptx_test ] || [ "$capability" = 9.0 ]; }
+
 # Few tests, since racecheck slows a kernel down a hundredfold, by each of its accesses to shared
 # memory: of each kernel empty rows, split rows and their merge, and rows of odd widths or of many
 # heads where they are its own; the operations; captured runs, for racecheck only those of few query
@@ -181,6 +184,7 @@ run_stage() {
       ;;
     *)
       for program in $(programs_of "$1"); do
+        is_for_this_card "$program" || continue
         run_gtest "$program" "$here/$program" "--gtest_filter=$(filter_of "$program")"
       done
       ;;

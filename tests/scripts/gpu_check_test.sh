@@ -8,9 +8,15 @@ fail() { printf 'error: %s\n' "$*" >&2 && exit 1; }
 rm -rf "$work"
 mkdir -p "$work/pack" "$work/bin" "$work/none"
 cp "$source/scripts/gpu_check.sh" "$work/pack/"
-for program in contract_test cuda_capture_test capture_unit_test; do cp "$suite" "$work/pack/$program"; done
-printf '#!/bin/sh\necho "A card, 1.2, 3 MiB, 9.0"\n' >"$work/bin/nvidia-smi"
-chmod +x "$work/bin/nvidia-smi"
+for program in contract_test cuda_capture_test capture_unit_test \
+  cuda_operations_test cuda_random_test cuda_plan_test cuda_addressing_test ptx_test; do
+  cp "$suite" "$work/pack/$program"
+done
+has_card() {  # compute capability
+  printf '#!/bin/sh\necho "A card, 1.2, 3 MiB, %s"\n' "$1" >"$work/bin/nvidia-smi"
+  chmod +x "$work/bin/nvidia-smi"
+}
+has_card 9.0
 plain_path=$PATH
 
 # What a call says, and that it ends as it should.
@@ -52,6 +58,12 @@ graph without_device 1 '0 passed, 1 failed, 0 skipped'
 grep -q 'cuda:0 is not there' "$work/said" || fail "does not say why no test ran"
 # No test of this program is one of a GPU's kernels.
 check 1 '^contract_test +0 passed, 1 failed, 0 skipped ' contract --out "$work/out"
+
+# Tests of Hopper's instructions would all be skipped elsewhere: they are not run there.
+FAKE_SUITE=well check 0 '^ptx_test +3 passed, 0 failed, 0 skipped ' unit --out "$work/hopper"
+has_card 8.0
+FAKE_SUITE=well check 0 '^cuda_plan_test +3 passed, 0 failed, 0 skipped ' unit --out "$work/ampere"
+! grep -q ptx_test "$work/said" || fail "Hopper's instructions are tested on another card"
 
 # Results of one stage: the others are missing, and said to be.
 graph well 0 '3 passed, 0 failed, 0 skipped'
