@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numbers>
 
 #include "layer/rows.hpp"
@@ -11,7 +12,11 @@ namespace {
 
 // The pair, not rounded, that turns `rotations` times over the original context.
 double pair_of_rotations(double rotations, double width, double theta, double context) {
-  return width * std::log(context / (rotations * 2 * std::numbers::pi)) / (2 * std::log(theta));
+  using Limits = std::numeric_limits<double>;
+  // Within the range of doubles, so that no two pairs are infinite and their distance no number.
+  const double turns =
+      std::clamp(context / (rotations * 2 * std::numbers::pi), Limits::min(), Limits::max());
+  return width * std::log(turns) / (2 * std::log(theta));
 }
 
 // How much of each pair's frequency is interpolated: 0 for the fast pairs, 1 for the slow.

@@ -182,6 +182,24 @@ TEST(RopeUnit, FrequenciesFallFromOneByTheta) {
   EXPECT_NEAR(frequencies[16], 0.01, 1e-12);
 }
 
+TEST(RopeUnit, FrequenciesAreNumbersWhateverYarnsBetas) {
+  constexpr double kLeast = std::numeric_limits<double>::denorm_min();
+  constexpr double kMost = std::numeric_limits<double>::max();
+  for (const double theta : {1 + 1e-15, 10000.0, kMost}) {
+    for (const double fast : {kLeast, 32.0, kMost}) {
+      for (const double slow : {kLeast, 1.0, kMost}) {
+        RopeConfig rope = parse(deepseek_v3()).rope;
+        rope.theta = theta;
+        rope.yarn->beta_fast = fast;
+        rope.yarn->beta_slow = slow;
+        for (const double frequency : rope_frequencies(rope, 64)) {
+          EXPECT_TRUE(frequency >= 0 && frequency <= 1) << theta << " " << fast << " " << slow;
+        }
+      }
+    }
+  }
+}
+
 // DeepSeek-V3: pairs that turn 32 times or more in 4,096 tokens stay, those that turn once or less
 // are slowed 40 times, those between are mixed.
 TEST(RopeUnit, YarnKeepsFastPairsAndSlowsTheOthers) {
