@@ -347,6 +347,9 @@ def test_numbers_of_the_engine_are_never_cut(span, got):
         ("paged_kv_indptr", [0, 2, 9]),
         ("paged_kv_indices", [1]),
         ("paged_kv_last_page_len", [1]),
+        ("paged_kv_last_page_len", [4, 0]),
+        ("paged_kv_last_page_len", [PAGE + 1, 2]),
+        ("paged_kv_last_page_len", [-3, 2]),
     ],
 )
 def test_context_only_refuses_page_lists_that_do_not_fit(name, values):
@@ -486,6 +489,17 @@ def test_a_lease_keeps_its_rows_and_addresses(engine):
         engine.plan([*rows, Row(0, 0)], lease=lease(0))
 
 
+def test_a_refused_plan_does_not_fix_a_buckets_rows(engine):
+    rows = engine.rows((5, 1), (9, 2))
+    plan = {"main": label_plan(rows[:1])}
+    plan["main"].cpu_indptrs[2][0] = PAGES
+    for is_preplan in (False, True):
+        with pytest.raises(ValueError, match=rf"kv_indices\[0\]: expected .*, got {PAGES}"):
+            engine.plan(rows[:1], plan, lease=lease(0), is_preplan=is_preplan)
+    engine.plan(rows, lease=lease(0))
+    engine.check(rows)
+
+
 def test_leases_of_other_slots_and_buckets_have_other_buffers(engine):
     rows = engine.rows((5, 1))
     buffers = []
@@ -611,6 +625,7 @@ def test_the_manager_says_what_it_is(engine):
         ({}, {"sm_scale": None}, r"sm_scale: expected above 0.*, got None"),
         ({}, {"sm_scale": float("nan")}, r"sm_scale: expected above 0.*, got nan"),
         ({"kv_lora_rank": 0}, {}, r"kv_lora_rank: expected 1 to 8192, got 0"),
+        ({"page_size": 0}, {}, r"kv_config.page_size: expected .*, got 0"),
         ({}, {"backend": "none"}, r'cpu has no kernel "none"'),
     ],
 )
@@ -632,9 +647,16 @@ def test_calls_out_of_order_and_wrong_arguments():
     rows = engine.rows((5, 1))
     ctx = engine.context(rows)
     ctx.plan_results = {"other": None}
-    with pytest.raises(ValueError, match=r"ctx.plan_results: expected a plan of 'kv_cache', got"):
+    with pytest.raises(ValueError, match=r"ctx.plan_results\['kv_cache'\]: expected the plan"):
         engine.manager.plan(step_of(rows), ctx)
+    with pytest.raises(ValueError, match=r"lease.bucket: expected a value that can be a key"):
+        engine.plan(rows, lease=lease(0, bucket=[1]))
+    short = {"main": label_plan(rows, form=lambda arrays: tuple(arrays[:3]))}
+    with pytest.raises(ValueError, match=r"cpu_indptrs: expected 4 arrays: .*, got 3"):
+        engine.plan(rows, short)
     engine.plan(rows)
+    with pytest.raises(ValueError, match=r"hidden.shape: expected 1 dimension or more, got none"):
+        engine.manager.select_last_hidden(torch.tensor(1.0))
     with pytest.raises(ValueError, match=r"kv_cache_layer: expected a layer of the cache"):
         engine.manager.run(q[..., :RANK], q_pe=q[..., RANK:])
     with pytest.raises(ValueError, match=r"k, v: expected None"):

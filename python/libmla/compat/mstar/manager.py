@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..._arrays import int_array
-from ..._checks import integer, invalid
+from ..._checks import integer, invalid, shown
 from ..._module import Handle, torch
 from ..._records import Limits
 from .._arrays import check_tensors
@@ -71,6 +71,7 @@ class FlashInferMLAManager(Handle):
         num_heads = getattr(kv_config, "num_qo_heads", None)
         if not num_heads:
             raise invalid("kv_config.num_qo_heads", _MANAGER, "1 or more", num_heads)
+        integer(kv_config.page_size, "kv_config.page_size", _MANAGER, 1)
         self._kv_cache = kv_cache
         self._device = torch_device(device, _MANAGER)
         self._dtype = dtype
@@ -145,10 +146,15 @@ class FlashInferMLAManager(Handle):
     def _wanted(self, step: Any, ctx: Any) -> MLAPlan:
         lease = ctx.slot_lease
         slot, bucket = (ctx.slot, None) if lease is None else (lease.slot, lease.bucket)
+        try:
+            hash(bucket)
+        except TypeError:
+            expected = "a value that can be a key, or None"
+            raise invalid("lease.bucket", f"{_MANAGER}.plan", expected, shown(bucket)) from None
         kv_plan = ctx.plan_results.get(self._kv_cache)
         if kv_plan is None:
-            expected = f"a plan of {self._kv_cache!r}"
-            raise invalid("ctx.plan_results", f"{_MANAGER}.plan", expected, list(ctx.plan_results))
+            what = f"ctx.plan_results[{self._kv_cache!r}]"
+            raise invalid(what, f"{_MANAGER}.plan", "the plan of the KV resource", None)
         indices = {label: indices_of(_named(part.cpu_indptrs)) for label, part in kv_plan.items()}
         if step.context_only:
             counts = _query_counts(step.segments, kv_plan)
@@ -157,10 +163,9 @@ class FlashInferMLAManager(Handle):
                 indices[label] = self._context(label, indices[label], appended, counts[label])
         wrappers = {}
         for label, arrays in indices.items():
-            key = (bucket, slot, label)
-            if key not in self._wrappers:
-                self._wrappers[key] = self._wrapper(None if bucket is None else arrays.num_rows)
-            wrappers[label] = self._wrappers[key]
+            known = self._wrappers.get((bucket, slot, label))
+            rows = None if bucket is None else arrays.num_rows
+            wrappers[label] = self._wrapper(rows) if known is None else known
         return MLAPlan(slot, bucket, bool(step.causal), indices, wrappers)
 
     def _context(
@@ -171,8 +176,8 @@ class FlashInferMLAManager(Handle):
         if len(appended) != indices.num_rows:
             what = f"views of label {label!r}"
             raise invalid(what, where, f"{indices.num_rows}, one a row", len(appended))
-        indices.check_pages(where)
         page_size, pages = self._config.page_size, indices.num_pages
+        indices.check_pages(page_size, where)
         lengths = np.where(pages > 0, (pages - 1) * page_size + indices.kv_last_page_len, 0)
         counts = int_array(appended, f"views[].to_compute of {label!r}", where, np.int64)
         for i in np.flatnonzero((counts < 0) | (counts > lengths)):
@@ -200,8 +205,10 @@ class FlashInferMLAManager(Handle):
             raise invalid("ctx.slot_lease", where, expected, (wanted.slot, wanted.bucket))
 
     def _stage(self, wanted: MLAPlan) -> None:
+        """Plans every label; a wrapper is kept once it has a plan, whose rows it is made for."""
         for label, wrapper in wanted.wrappers.items():
             wrapper.plan(*wanted.indices[label], causal=wanted.causal, dtype=self._dtype)
+            self._wrappers[wanted.bucket, wanted.slot, label] = wrapper
 
     def clear_preplan(self) -> None:
         """Drops the early plan, if any."""
@@ -266,6 +273,9 @@ class FlashInferMLAManager(Handle):
         Zeros for a row without queries. On the device; may be captured. Raises as run.
         """
         check_tensors(f"{_MANAGER}.select_last_hidden", hidden=hidden)
+        if hidden.dim() == 0:
+            where = f"{_MANAGER}.select_last_hidden"
+            raise invalid("hidden.shape", where, "1 dimension or more", "none")
         wrapper = self._wrapper_of(label, f"{_MANAGER}.select_last_hidden")
         needed, whose = wrapper.needed_tokens()
         if len(hidden) < needed:

@@ -58,8 +58,8 @@ class Indices(NamedTuple):
         """Of each row."""
         return np.diff(self.kv_indptr)
 
-    def check_pages(self, where: str) -> None:
-        """Raises unless each row has its entries of the page list."""
+    def check_pages(self, page_size: int, where: str) -> None:
+        """Raises unless each row has its entries of the page list, and tokens on its last page."""
         if len(self.kv_indptr) != len(self.qo_indptr):
             expected = f"{len(self.qo_indptr)} entries, as qo_indptr has"
             raise invalid("paged_kv_indptr", where, expected, len(self.kv_indptr))
@@ -73,6 +73,10 @@ class Indices(NamedTuple):
         if self.kv_indptr[-1] > len(self.kv_indices):
             expected = f"{self.kv_indptr[-1]} entries, of which paged_kv_indptr speaks"
             raise invalid("paged_kv_indices", where, expected, len(self.kv_indices))
+        is_length = (self.kv_last_page_len >= 1) & (self.kv_last_page_len <= page_size)
+        for i in np.flatnonzero((self.num_pages > 0) & ~is_length):
+            expected = f"1 to {page_size}, since the row has pages"
+            raise invalid(f"paged_kv_last_page_len[{i}]", where, expected, self.kv_last_page_len[i])
 
     def equals(self, other: "Indices") -> bool:
         """Whether every array holds the same numbers."""
@@ -437,6 +441,9 @@ def _is_capturing(device: Any) -> bool:
 
 def indices_of(arrays: Any) -> Indices:
     """Copies of index arrays on the host."""
+    if len(arrays) != len(INDEX_NAMES):
+        expected = f"{len(INDEX_NAMES)} arrays: {', '.join(INDEX_NAMES)}"
+        raise invalid("cpu_indptrs", f"{_WRAPPER}.plan", expected, len(arrays))
     named = dict(zip(INDEX_NAMES, arrays, strict=True))
     check_indices(f"{_WRAPPER}.plan", **named)
     for name, array in named.items():
