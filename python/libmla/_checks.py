@@ -47,6 +47,22 @@ def number(value: Any, what: str, where: str) -> float:
     raise invalid(what, where, "a number", shown(value))
 
 
+# What fp32 holds above 0.
+_FP32_LEAST, _FP32_MOST = 2.0**-149, (2 - 2.0**-23) * 2.0**127
+
+
+def scale(value: Any, what: str, where: str) -> float:
+    """A softmax scale. The library has it in fp32, and could not say what was given."""
+    given = number(value, what, where)
+    if not _FP32_LEAST <= given <= _FP32_MOST:
+        expected = (
+            "a finite value above 0, within fp32, the scale of the model's original head width"
+            " (it has no default)"
+        )
+        raise invalid(what, where, expected, given)
+    return given
+
+
 def text(value: Any, what: str, where: str) -> str:
     """A string that has a UTF-8 form."""
     if not isinstance(value, str):

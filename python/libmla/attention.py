@@ -22,7 +22,7 @@ from ._arrays import (
     refuse_gradients,
     stream_handle,
 )
-from ._checks import entries, instance, integer, invalid, number, pair, text
+from ._checks import entries, instance, integer, invalid, pair, scale, text
 from ._module import Handle, core
 from ._records import (
     Bucket,
@@ -214,7 +214,7 @@ class PagedAttention(Handle):
             None
             if kv_last_page_len is None
             else host_ints(kv_last_page_len, "kv_last_page_len", _PLAN),
-            number(sm_scale, "sm_scale", _PLAN),
+            scale(sm_scale, "sm_scale", _PLAN),
             bool(causal),
             lse_base_code(lse_base, _PLAN),
             stream_handle(self._device, stream),

@@ -20,7 +20,7 @@ from ._arrays import (
     stream_handle,
     to_numpy,
 )
-from ._checks import entries, instance, integer, invalid, number, pair, text
+from ._checks import entries, instance, integer, invalid, pair, scale, text
 from ._module import Handle, core
 from ._records import Limits, LseBase, SplitPolicy, lse_base_code
 from .attention import Executor, executor_box, fields_of
@@ -452,7 +452,7 @@ def _options(
         instance(kv, KvResource, "kv", _RESOURCE).pool._box,
         text(key, "key", _RESOURCE),
         integer(num_heads, "num_heads", _RESOURCE),
-        number(sm_scale, "sm_scale", _RESOURCE),
+        scale(sm_scale, "sm_scale", _RESOURCE),
         lse_base_code(lse_base, _RESOURCE),
         fields_of(Limits() if limits is None else limits, Limits, "limits", _RESOURCE),
         fields_of(SplitPolicy() if splits is None else splits, SplitPolicy, "splits", _RESOURCE),

@@ -1,4 +1,5 @@
 // What needs no object of its own: supports, merge_states, the version.
+#include <string>
 #include <vector>
 
 #include "config.hpp"
@@ -38,9 +39,11 @@ void merge_states(const ffi::Array<ffi::Tensor>& outs, const ffi::Array<ffi::Ten
   std::vector<PartialState> states;
   states.reserve(outs.size());
   for (size_t i = 0; i < outs.size(); ++i) {
+    const std::string state = "states[" + std::to_string(i) + "].";
+    const std::string out_name = state + "out", lse_name = state + "lse";
     states.push_back(
-        {.out = view_of<3>(ffi::TensorView(outs[i]), {"states' out", kWhere}),
-         .lse = typed_view_of<float, 2>(ffi::TensorView(lses[i]), {"states' lse", kWhere}),
+        {.out = view_of<3>(ffi::TensorView(outs[i]), {out_name.c_str(), kWhere}),
+         .lse = typed_view_of<float, 2>(ffi::TensorView(lses[i]), {lse_name.c_str(), kWhere}),
          .lse_base = base});
   }
   const std::shared_ptr<Executor> crew = executor.has_value() ? **executor : Executor::shared();

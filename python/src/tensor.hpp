@@ -44,8 +44,9 @@ Tensor<Rank> view_of(const tvm::ffi::TensorView& tensor, ArgName name) {
     view.shape[d] = tensor.size(d);
     view.stride[d] = tensor.stride(d);
   }
-  // One column has no stride; producers differ in what they write there.
+  // One column has no stride, an empty tensor none at all: producers differ in what they write.
   if (view.shape[Rank - 1] == 1) view.stride[Rank - 1] = 1;
+  if (view.empty()) view.stride = contiguous_strides(view.shape);
   return view;
 }
 

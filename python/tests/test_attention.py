@@ -301,7 +301,9 @@ def test_outputs_that_overlap_an_input_are_refused(planned):
             "kv_len: expected an array without gaps",
         ),
         ({"kv_len": None}, "kv_len.*expected .*, got"),
-        ({"sm_scale": float("nan")}, "sm_scale: expected .*, got none, or NaN"),
+        ({"sm_scale": float("nan")}, "sm_scale: expected .*, got nan"),
+        ({"sm_scale": 1e-60}, "sm_scale: expected .*, got 1e-60"),
+        ({"sm_scale": 1e300}, r"sm_scale: expected .*, got 1e\+300"),
     ],
 )
 def test_plan_refuses_and_keeps_the_plan_before(planned, change, message):
@@ -310,6 +312,20 @@ def test_plan_refuses_and_keeps_the_plan_before(planned, change, message):
     with pytest.raises(ValueError, match=f"^PagedAttention::plan: {message}"):
         attention.plan(**{**batch, "sm_scale": 1.0, **change})
     attention.run(**arguments)
+
+
+def test_a_cache_without_pages(framework):
+    attention = PagedAttention(geometry=SMALL, num_pages=0, limits=LIMITS, device=framework.device)
+    attention.plan(qo_indptr=[0, 2], kv_indptr=[0, 0], kv_indices=[], kv_len=[0], sm_scale=1.0)
+    heads, rank, rope = SMALL.num_heads, SMALL.kv_lora_rank, SMALL.qk_rope_head_dim
+    cache = framework.empty((0, SMALL.page_size, rank + rope), SMALL.dtype)
+    out = attention.run(
+        q_nope=framework.empty((2, heads, rank), SMALL.dtype),
+        q_pe=framework.empty((2, heads, rope), SMALL.dtype),
+        ckv=cache[..., :rank],
+        kpe=cache[..., rank:],
+    )
+    assert not float64(out).any()
 
 
 def test_numbers_that_are_no_integers_are_refused(planned):

@@ -476,6 +476,23 @@ def test_a_plan_that_is_refused_leaves_no_wrong_one():
     batch.check(batch.attend(schedule))
 
 
+def test_a_cache_without_blocks():
+    batch = Batch("cpu", [0, 0])
+    shape = (0, *batch.k_cache.shape[1:])
+    batch.k_cache = torch.from_numpy(np.zeros(shape, np.float32))  # of strides 0, NumPy's
+    out, lse = batch.attend()
+    assert not out.any()
+    assert torch.isposinf(lse).all()
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_block_size_of_0_is_refused():
+    batch = Batch("cpu", [0, 0])
+    batch.k_cache = batch.k_cache[:, :0]
+    with pytest.raises(ValueError, match=r"mla_with_kvcache: k_cache\.shape\[1\]: .*, got 0"):
+        batch.attend()
+
+
 def test_wrong_scales_and_schedules_are_refused():
     batch = Batch("cpu", [5])
     with pytest.raises(ValueError, match="softmax_scale: expected a number or None, got True"):

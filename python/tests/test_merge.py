@@ -38,6 +38,27 @@ def test_merge_into_a_state_of_its_own(framework):
     np.testing.assert_allclose(float64(lse), np.log([[2.0]]), rtol=1e-6)
 
 
+@pytest.mark.parametrize("shape", [(0, 2, 8), (2, 0, 8)])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_nothing_is_merged_to_nothing(framework, shape, dtype):
+    state = framework.empty(shape, dtype), framework.empty(shape[:2], "fp32")
+    lse = framework.empty(shape[:2], "fp32")
+    assert tuple(libmla.merge_states([state, state], lse=lse).shape) == shape
+
+
+def test_merge_names_the_state():
+    out, lse = np.zeros((2, 3, 4), np.float32), np.zeros((2, 3), np.float32)
+    for wrong, message in (
+        ((out, lse[0]), r"states\[1\]\.lse: expected 2 dimensions, got 1"),
+        ((out[0], lse), r"states\[1\]\.out: expected 3 dimensions, got 2"),
+        ((out, lse.astype(np.float16)), r"states\[1\]\.lse dtype: expected fp32, got fp16"),
+        ((out, lse[:1]), r"states\[1\]\.lse\.shape: expected \[2, 3\], got \[1, 3\]"),
+        ((out[:1], lse), r"states\[1\]\.out\.shape: expected \[2, 3, 4\], got \[1, 3, 4\]"),
+    ):
+        with pytest.raises(ValueError, match=f"^merge_states: {message}"):
+            libmla.merge_states([(out, lse), wrong])
+
+
 def test_merge_refuses():
     out, lse = np.zeros((2, 3, 4), np.float32), np.zeros((2, 3), np.float32)
     with pytest.raises(ValueError, match="merge_states: states: expected 1 or more, got 0"):

@@ -88,6 +88,12 @@ def test_pool_refuses():
         LatentPool(**SHAPE, memory=np.zeros(64, np.uint8))
 
 
+def test_nothing_is_appended(framework):
+    pool = LatentPool(**SHAPE, dtype="fp32", device=framework.device)
+    rows = framework.empty((0, 24), "fp32")
+    pool.append(0, framework.from_numpy(np.zeros(0, np.int64)), rows[:, :16], rows[:, 16:])
+
+
 def test_arrays_pass_between_frameworks():
     torch = pytest.importorskip("torch")
     pool = LatentPool(**SHAPE, dtype="bf16")

@@ -23,7 +23,7 @@ void check_cache_part(const TensorName& name, const ConstTensor<3>& tensor, int6
                config.device);
   check_columns(name, width, tensor.stride[2]);
   const auto check = [&](size_t d, int64_t expected, const char* declared) {
-    if (tensor.shape[d] <= 1 || tensor.stride[d] == expected) return;
+    if (tensor.empty() || tensor.shape[d] <= 1 || tensor.stride[d] == expected) return;
     refuse_tensor(name, ".stride[" + std::to_string(d) + "]", std::to_string(expected) + declared,
                   std::to_string(tensor.stride[d]));
   };

@@ -1,5 +1,6 @@
 """What the compatible interfaces do with arrays of PyTorch and NumPy."""
 
+import math
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -44,6 +45,15 @@ def check_indices(where: str, **arrays: Array) -> None:
             raise invalid(name, where, "one dimension, int32", f"{list(array.shape)} {dtype}")
 
 
+def check_writable(where: str, **arrays: Array) -> None:
+    """Raises unless each array, already checked, can be written to entry by entry."""
+    for name, array in arrays.items():
+        if not is_tensor(array) and not array.flags.writeable:
+            raise invalid(name, where, "an array that may be written to", "a read-only one")
+        if len(array) > 1 and strides(array)[0] == 0:
+            raise invalid(name, where, "memory of its own for each entry", "stride 0")
+
+
 def _check(where: str, arrays: dict[str, Array], expected: str, others: Any) -> None:
     is_compiling = _torch_ops.is_compiling()
     for name, array in arrays.items():
@@ -76,13 +86,20 @@ def store(array: Array, buffer: Array) -> None:
     """Copies an array into the first entries of a buffer, which may be on another device."""
     head = buffer[: len(array)]
     if is_tensor(head):
-        head.copy_(torch.as_tensor(array))
+        head.copy_(as_tensor(array))
     else:
-        head[:] = array
+        head[:] = host_copy(array)
+
+
+def as_tensor(array: Array) -> Any:
+    """PyTorch's itself; NumPy's copied, since PyTorch takes no reversed or read-only array."""
+    return array if is_tensor(array) else torch.from_numpy(host_copy(array))
 
 
 def strides(array: Array) -> tuple[int, ...]:
-    """Strides in elements."""
+    """Strides in elements; of an empty array as if without gaps, since NumPy gives it none."""
+    if 0 in array.shape:
+        return tuple(math.prod(array.shape[d + 1 :]) for d in range(array.ndim))
     if is_tensor(array):
         return array.stride()
     return tuple(step // array.itemsize for step in array.strides)

@@ -18,7 +18,7 @@ from .._checks import integer, invalid, number
 from .._module import torch
 from .._records import CacheStrides, Geometry, Limits
 from ..attention import PagedAttention
-from ._arrays import check_tensors, host_copy
+from ._arrays import check_tensors, host_copy, strides
 from ._limits import limits_for
 from ._refusals import not_implemented
 
@@ -343,6 +343,8 @@ def _shape_of(q: Any, k_cache: Any, head_dim_v: int, scale: float, causal: bool)
     if k_cache.dtype != q.dtype:
         raise invalid("k_cache.dtype", _WHERE, f"{q.dtype}, q's", k_cache.dtype)
     num_blocks, block_size, heads_k, _ = k_cache.shape
+    page_stride, row_stride, *_ = strides(k_cache)
+    integer(block_size, "k_cache.shape[1]", _WHERE, 1, expected="1 or more, the block size")
     if heads_k == 0 or heads_q % heads_k:
         raise invalid("heads_k", _WHERE, f"a divisor of heads_q, {heads_q}", heads_k)
     cache = _Cache(
@@ -353,8 +355,8 @@ def _shape_of(q: Any, k_cache: Any, head_dim_v: int, scale: float, causal: bool)
         rope=head_dim - head_dim_v,
         page_size=block_size,
         num_blocks=num_blocks,
-        page_stride=k_cache.stride(0),
-        row_stride=k_cache.stride(1),
+        page_stride=page_stride,
+        row_stride=row_stride,
     )
     return _Shape(cache, batch, seq_len_q, scale, causal)
 
