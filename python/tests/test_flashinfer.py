@@ -1,6 +1,8 @@
 """libmla.compat.flashinfer by what the documentation of FlashInfer 0.6 says."""
 
 import inspect
+import re
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import ml_dtypes
@@ -245,18 +247,44 @@ def test_caches_of_several_shapes_under_one_plan(framework):
 
 
 def test_a_cache_that_grew():
-    """Pages that the last cache did not have are no error before the new one is seen."""
-    problem, wrapper, tensors, _ = planned_wrapper(TORCH)
+    """Its pages are known from the first run that has it, under the plan before."""
+    problem, wrapper, tensors, cache = planned_wrapper(TORCH)
     wrapper.run(*tensors)
     moved = serving_problem(SMALL)
     moved.pages = [[page + 100 for page in pages] for pages in moved.pages]
     moved.num_pages = problem.num_pages + 100
+    with pytest.raises(ValueError, match=r"plan: kv_indices\[0\]: expected 0 to .* got 1"):
+        plan(wrapper, moved, TORCH)
+    check(problem, *wrapper.run(*tensors, return_lse=True), (*tensors[:2], cache))
+
+    larger = moved.tensors(TORCH)
+    caches = parts_of(moved, larger[2], False)
+    wrapper.run(*tensors[:2], *caches)
     plan(wrapper, moved, TORCH)
-    q_nope, q_pe, cache = moved.tensors(TORCH)
-    out, lse = wrapper.run(q_nope, q_pe, *parts_of(moved, cache, False), return_lse=True)
-    check(moved, out, lse, (q_nope, q_pe, cache))
+    check(moved, *wrapper.run(*larger[:2], *caches, return_lse=True), larger)
     with pytest.raises(ValueError, match=r"kv_indices\[.*expected 0 to .* got 1"):
         wrapper.run(*tensors)
+    check(moved, *wrapper.run(*larger[:2], *caches, return_lse=True), larger)
+
+
+def test_caches_of_two_sizes_in_turn():
+    """A plan for one is no error of the other, and a wrong one is said by plan."""
+    large, wrapper, tensors, cache = planned_wrapper(TORCH)
+    wrapper.run(*tensors)
+    small = serving_problem(SMALL, seed=3)
+    small.lengths, small.pages = [8, 8, 8, 0], [[0, 1], [2, 3], [4, 5], []]
+    small.queries, small.num_pages = [1, 1, 1, 1], 6
+    q_nope, q_pe, few = small.tensors(TORCH)
+    for _ in range(2):
+        plan(wrapper, small, TORCH)
+        out, lse = wrapper.run(q_nope, q_pe, *parts_of(small, few, False), return_lse=True)
+        check(small, out, lse, (q_nope, q_pe, few))
+        broken = serving_problem(SMALL)
+        broken.lengths[1] += 100
+        with pytest.raises(ValueError, match=r"plan: kv_len\[1\]: expected 0 to .*, got 230"):
+            plan(wrapper, broken, TORCH)
+        plan(wrapper, large, TORCH)
+        check(large, *wrapper.run(*tensors, return_lse=True), (*tensors[:2], cache))
 
 
 def test_page_indices_longer_than_the_plan(framework):
@@ -291,8 +319,31 @@ def test_a_refused_plan_leaves_the_last_one():
     broken.lengths[1] += 100
     with pytest.raises(ValueError, match=r"kv_len\[1\]: expected 0 to .*, got 230"):
         plan(wrapper, broken, TORCH)
+    beyond_the_limits = Problem(SMALL, [1] * 2000, [5] * 2000, [[0]] * 2000, 7, 0.1, True, seed=1)
+    with pytest.raises(ValueError, match=r"kv_len\[0\]: expected 0 to .*, got 5"):
+        plan(wrapper, beyond_the_limits, TORCH)
     out, lse = wrapper.run(*tensors, return_lse=True)
     check(problem, out, lse, (*tensors[:2], cache))
+
+
+def test_a_cache_without_pages(framework):
+    nothing = Problem(SMALL, [1, 2], [0, 0], [[], []], 0, 0.1, True, seed=1)
+    q_nope, q_pe, cache = nothing.tensors(framework)
+    wrapper = BatchMLAPagedAttentionWrapper(workspace_of(framework))
+    plan(wrapper, nothing, framework)
+    for separate in (False, True):
+        out, lse = wrapper.run(q_nope, q_pe, *parts_of(nothing, cache, separate), return_lse=True)
+        assert not float64(out).any()
+        assert np.isneginf(float64(lse)).all()
+
+
+@pytest.mark.parametrize("scale", [1e-60, 1e300, 0.0, -1.0, float("nan")])
+def test_a_scale_that_is_none_is_shown_as_given(scale):
+    wrapper = BatchMLAPagedAttentionWrapper(workspace_of(TORCH))
+    with pytest.raises(
+        ValueError, match=rf"Wrapper\.plan: sm_scale: expected .*, got {re.escape(str(scale))}$"
+    ):
+        plan(wrapper, serving_problem(SMALL), TORCH, sm_scale=scale)
 
 
 @pytest.mark.parametrize("backend", ["auto", "fa2", "fa3"])
@@ -349,6 +400,12 @@ def test_errors_name_what_is_wrong():
         wrapper.run(q_nope, q_pe, ckv, kpe, out=torch.empty(46, 2, 8, dtype=torch.float16))
     with pytest.raises(ValueError, match="lse"):
         wrapper.run(q_nope, q_pe, ckv, kpe, lse=torch.empty(46, 2, dtype=torch.float16))
+    for name, left_out in (
+        ("q_pe", (q_nope, None, ckv, kpe)),
+        ("kpe_cache", (q_nope, q_pe, ckv, None)),
+    ):
+        with pytest.raises(ValueError, match=rf"Wrapper\.run: {name}: expected .*, got None"):
+            wrapper.run(*left_out)
 
 
 def test_compiled_whole(torch_framework):
@@ -486,6 +543,97 @@ def test_graph_mode_checks_the_buffers(framework):
         plan(wrapper(kv_indices=three), decode([5, 5, 5], seed=0), framework)
 
 
+@pytest.mark.parametrize("name", ["qo_indptr", "kv_indptr", "kv_indices", "kv_len_arr"])
+def test_graph_mode_refuses_buffers_that_cannot_be_written_to(framework, name):
+    buffers = buffers_of(framework, 3, 60)
+    if framework.name == "numpy":
+        buffers[name].flags.writeable = False
+        message = rf"Wrapper: {name}: expected an array that may be written to, got a read-only one"
+    else:
+        buffers[name] = buffers[name][:1].expand(len(buffers[name]))
+        message = rf"Wrapper: {name}: expected memory of its own for each entry, got stride 0"
+    with pytest.raises(ValueError, match=message):
+        BatchMLAPagedAttentionWrapper(workspace_of(framework), True, **buffers)
+
+
+def too_many_pages():
+    problem = decode([5, 40, 60], seed=7)
+    problem.pages[0][0] = 64
+    return problem, {}, r"kv_indices\[0\]: expected 0 to 63.*, got 64"
+
+
+def too_many_tokens():
+    return decode([5, 40, 60], seed=7, queries=2), {}, "query tokens.*: expected .* 3.*, got 6"
+
+
+def another_geometry():
+    changed = {"num_heads": 4}
+    return decode([5, 40, 60], seed=7), changed, "geometry: expected .*heads=2.*, got .*heads=4"
+
+
+REFUSED = [too_many_pages, too_many_tokens, another_geometry]
+
+
+@pytest.mark.parametrize("refused", REFUSED)
+def test_graph_mode_refuses_what_a_run_before_cannot_take(framework, refused):
+    """Its graph would be replayed with the plan before, which stays in use."""
+    decoder = Decoder(framework)
+    loaded = decoder.load(STEPS[0])
+    decoder.run()
+    held = {name: float64(buffer).tolist() for name, buffer in decoder.buffers.items()}
+    problem, changed, message = refused()
+    with pytest.raises(ValueError, match=message):
+        plan(decoder.wrapper, problem, framework, **changed)
+    decoder.out[:] = framework.empty(decoder.out.shape, "fp16")
+    decoder.run()
+    decoder.check(*loaded)
+    assert held == {name: float64(buffer).tolist() for name, buffer in decoder.buffers.items()}
+
+
+def test_graph_mode_plans_all_sizes_or_none(framework):
+    decoder = Decoder(framework, tokens=6)
+    loaded = decoder.load(STEPS[0])
+    wide = decoder.q_nope, decoder.q_pe, decoder.out, decoder.lse
+    decoder.run()
+    decoder.q_nope, decoder.q_pe, decoder.out, decoder.lse = (tensor[:3] for tensor in wide)
+    decoder.run()
+    with pytest.raises(ValueError, match=r"query tokens.*: expected .* 3.*, got 6"):
+        plan(decoder.wrapper, decode([5, 40, 60], seed=7, queries=2), framework)
+    for tensors in (tuple(tensor[:3] for tensor in wide), wide):
+        decoder.q_nope, decoder.q_pe, decoder.out, decoder.lse = tensors
+        decoder.out[:] = framework.empty(decoder.out.shape, "fp16")
+        decoder.run()
+        decoder.check(*loaded)
+
+
+def test_graph_mode_forgets_a_run_that_was_refused(framework):
+    decoder = Decoder(framework)
+    decoder.load(decode([1, 0, 0], seed=0))
+    few = decoder.cache[:0, :, :16], decoder.cache[:0, :, 16:]
+    with pytest.raises(ValueError, match=r"kv_indices\[0\]: expected .*, got"):
+        decoder.wrapper.run(decoder.q_nope, decoder.q_pe, *few)
+    loaded = decoder.load(decode([0, 0, 0], seed=0))
+    with pytest.raises(ValueError, match=r"out\.shape: expected"):
+        decoder.wrapper.run(decoder.q_nope, decoder.q_pe, *few, out=decoder.out[..., :8])
+    loaded = decoder.load(STEPS[0])
+    decoder.run()
+    decoder.check(*loaded)
+
+
+def test_graph_mode_takes_any_array_of_numpy(framework):
+    """Reversed and read-only ones too, which PyTorch does not."""
+    decoder, problem = Decoder(framework), STEPS[0]
+    arrays = [values[::-1].copy()[::-1] for values in problem.indices().values()]
+    for values in arrays:
+        values.flags.writeable = False
+    dtype = dtype_of(framework, "fp16")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        decoder.wrapper.plan(*arrays, 2, 16, 8, 4, True, 0.3, dtype, dtype)
+    for buffer, values in zip(decoder.buffers.values(), arrays, strict=True):
+        assert float64(buffer)[: len(values)].tolist() == values.tolist()
+
+
 @pytest.mark.cuda
 class TestCaptured:
     CUDA = Framework("torch", "cuda:0")
@@ -507,6 +655,18 @@ class TestCaptured:
             decoder.out.fill_(float("nan"))
             graph.replay()
             decoder.check(*loaded)
+
+    @pytest.mark.parametrize("refused", REFUSED)
+    def test_a_refused_plan_leaves_the_one_before_to_replays(self, refused):
+        decoder = Decoder(self.CUDA)
+        graph = self.captured(decoder)
+        loaded = decoder.load(STEPS[1])
+        problem, changed, message = refused()
+        with pytest.raises(ValueError, match=message):
+            plan(decoder.wrapper, problem, self.CUDA, **changed)
+        decoder.out.fill_(float("nan"))
+        graph.replay()
+        decoder.check(*loaded)
 
     def test_graphs_of_several_sizes_follow_the_same_plans(self):
         decoder = Decoder(self.CUDA, tokens=6)
@@ -671,11 +831,43 @@ def test_attention_over_two_halves_is_merged(framework):
     check(problem, *merge_state(*states), (q_nope, q_pe, cache))
 
 
+def test_nothing_is_merged_to_nothing(framework, random):
+    v, s = states_of(random, framework, (2, 2, 3, 8), "fp32")
+    v, s = v[:0], s[:0]
+    for out, lse in (merge_states(v, s), merge_state(v[:, 0], s[:, 0], v[:, 1], s[:, 1])):
+        assert tuple(out.shape) == (0, 3, 8)
+        assert tuple(lse.shape) == (0, 3)
+    merge_state_in_place(v[:, 0], s[:, 0], v[:, 1], s[:, 1])
+
+
+def test_a_mask_of_another_library(torch_framework, random):
+    """Read-only and reversed, too."""
+    mask = np.array([True, False, True])[::-1]
+    mask.flags.writeable = False
+    v, s = states_of(random, Framework("numpy"), (3, 2, 2, 8), "fp32")
+    s[:] = random.standard_normal(s.shape)
+    mixed = [
+        (torch_framework.from_numpy, lambda mask: mask),
+        (np.array, lambda mask: torch_framework.from_numpy(mask.copy())),
+    ]
+    for values, masks in mixed:
+        first = values(v[:, 0].copy()), values(s[:, 0].copy())
+        merge_state_in_place(*first, values(v[:, 1].copy()), values(s[:, 1].copy()), masks(mask))
+        check_merged(
+            tuple(float64(part)[mask] for part in first),
+            tuple(part[mask] for part in merged(v, s, 1)),
+            "fp32",
+        )
+        np.testing.assert_array_equal(float64(first[0])[~mask], v[~mask, 0])
+
+
 def test_merge_refuses():
     with pytest.raises(ValueError, match="merge_states: num_states: expected 1 or more, got 0"):
         merge_states(torch.zeros(2, 0, 3, 4), torch.zeros(2, 0, 3))
     v, s = torch.zeros(2, 3, 4), torch.zeros(2, 3)
     with pytest.raises(ValueError, match=r"merge_states: .*expected .*, got"):
         merge_state(v, s, v[:1], s)
+    with pytest.raises(ValueError, match=r"merge_states: states\[0\]\.lse\.shape: expected"):
+        merge_state(v, s[:1], v, s)
     with pytest.raises(ValueError, match=r"merge_states: .*fp32"):
         merge_state_in_place(v, s.half(), v, s)

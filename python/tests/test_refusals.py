@@ -346,7 +346,7 @@ CALLS |= {
             ("num_heads", "head_dim_ckv", "head_dim_kpe", "page_size"),
             left_out(INTEGER, "negative") | {"none": lambda good: None},
         )
-        | {"sm_scale": left_out(NUMBER, "nan"), "q_data_type": DEVICE, "kv_data_type": DEVICE},
+        | {"sm_scale": NUMBER, "q_data_type": DEVICE, "kv_data_type": DEVICE},
     ),
     "flashinfer.BatchMLAPagedAttentionWrapper.run": (
         lambda w: flashinfer_wrapper().run,

@@ -8,7 +8,7 @@ from ... import attention
 from ..._arrays import empty_like
 from ..._checks import invalid
 from ..._records import LseBase
-from .._arrays import Array, check_arrays, check_rank, float32, is_tensor
+from .._arrays import Array, as_tensor, check_arrays, check_rank, float32, host_copy, is_tensor
 
 # The most that the library merges in one launch on CUDA.
 _MOST_STATES = 256
@@ -56,8 +56,8 @@ def merge_state_in_place(
 
     v, v_other  [seq_len, num_heads, head_dim] fp32, bf16 or fp16
     s, s_other  [seq_len, num_heads] LSE; s must be fp32, s_other is converted
-    mask        [seq_len] bool, on the device of the others: False leaves out the other state of
-                that token; None: none is left out
+    mask        [seq_len] bool, copied where it is on another device than the others: False leaves
+                out the other state of that token; None: none is left out
 
     Where both count for nothing v becomes 0 and s -inf. Raises ValueError.
     """
@@ -70,11 +70,10 @@ def merge_state_in_place(
         if tuple(mask.shape) != (v.shape[0],) or not str(mask.dtype).endswith("bool"):
             got = f"{list(mask.shape)} {mask.dtype}"
             raise invalid("mask", where, f"[{v.shape[0]}] bool", got)
-        left_out = ~mask[:, None]
         if is_tensor(other):
-            other = other.masked_fill(left_out, -np.inf)
+            other = other.masked_fill(~as_tensor(mask).to(other.device)[:, None], -np.inf)
         else:
-            other = np.where(left_out, np.float32(-np.inf), other)
+            other = np.where(~host_copy(mask)[:, None], np.float32(-np.inf), other)
     attention.merge_states([(v, s), (v_other, other)], out=v, lse=s, lse_base=LseBase.TWO)
 
 
@@ -84,8 +83,8 @@ def _merge(
     """Merged into new arrays of the framework, device and (where none is named) type of `like`."""
     if not states:
         raise invalid("num_states", "merge_states", "1 or more", 0)
-    first, logarithm = states[0]
+    first, _ = states[0]
     out = empty_like(like, first.shape, "merge_states", dtype)
-    lse = empty_like(like, logarithm.shape, "merge_states", "float32")
+    lse = empty_like(like, first.shape[:2], "merge_states", "float32")
     attention.merge_states(states, out=out, lse=lse, lse_base=LseBase.TWO)
     return out, lse

@@ -9,7 +9,7 @@ import numpy as np
 
 from ... import _torch_ops
 from ..._arrays import DTypeLike, array_device, device_name, dtype_name, empty_like
-from ..._checks import invalid, number
+from ..._checks import invalid, scale
 from ..._module import Handle, torch
 from ..._records import Bucket, CacheStrides, Geometry, Limits, LseBase
 from ...attention import PagedAttention
@@ -19,6 +19,7 @@ from .._arrays import (
     check_arrays,
     check_indices,
     check_rank,
+    check_writable,
     host_copy,
     store,
     strides,
@@ -63,20 +64,20 @@ class _Key(NamedTuple):
     num_tokens: int | None  # of the bucket
 
 
-@dataclass
-class _Planned:
+class _Planned(NamedTuple):
     """An attention object and the plan that it holds."""
 
     attention: PagedAttention
     limits: Limits
-    plan: _Plan | None = None
+    plan: _Plan
 
-    def follow(self, plan: _Plan) -> None:
-        if self.plan is not plan:
-            self.attention.plan(
-                **plan.indices, sm_scale=plan.sm_scale, causal=plan.causal, lse_base=LseBase.TWO
-            )
-            self.plan = plan
+    @classmethod
+    def of(cls, attention: PagedAttention, limits: Limits, plan: _Plan) -> "_Planned":
+        """The object, planned. Raises ValueError: it keeps the plan before."""
+        attention.plan(
+            **plan.indices, sm_scale=plan.sm_scale, causal=plan.causal, lse_base=LseBase.TWO
+        )
+        return cls(attention, limits, plan)
 
 
 class BatchMLAPagedAttentionWrapper(Handle):
@@ -96,10 +97,10 @@ class BatchMLAPagedAttentionWrapper(Handle):
                             whatever the name
 
     The shape of the cache is known at the first run, which therefore allocates, and blocks: make
-    it before the capture. Later ones do so for a cache of another shape or, outside graph mode, a
-    plan beyond the default Limits and all plans before it. Raises ValueError (a buffer that is
-    missing or of another size), NotImplementedError (another backend). Calls on one object must
-    not overlap.
+    it before the capture. Later ones do so for a cache of another shape, and plans, outside graph
+    mode, beyond the default Limits and all plans before them. Raises ValueError (a buffer that is
+    missing, of another size or cannot be written to), NotImplementedError (another backend). Calls
+    on one object must not overlap.
     """
 
     def __init__(
@@ -169,8 +170,12 @@ class BatchMLAPagedAttentionWrapper(Handle):
         which waits for it. All may be changed once the call returns: runs and replays see what
         they held. In graph mode they are also copied into the caller's buffers.
 
+        In graph mode a plan must suit the cache, geometry and tokens of every run before it, since
+        their graphs would replay the plan before. Outside, one cache of the runs before must have
+        its pages: a larger one needs a run under the plan before, or a wrapper of its own.
+
         Raises ValueError; what is wrong with the requests themselves is said by the first run of
-        the wrapper, later by plan, and the plan before then stays usable. NotImplementedError: FP8,
+        the wrapper, later by plan, and the plan before then stays in use. NotImplementedError: FP8,
         queries and cache of two types, the profiler.
         """
         if use_profiler:
@@ -199,17 +204,12 @@ class BatchMLAPagedAttentionWrapper(Handle):
                 "kv_indices": host_copy(kv_indices[: _last(offsets)]),
                 "kv_len": host_copy(kv_len_arr),
             },
-            sm_scale=number(sm_scale, "sm_scale", _PLAN),
+            sm_scale=scale(sm_scale, "sm_scale", _PLAN),
             causal=bool(causal),
         )
-        if self._buffers is None:
-            self._limits = _covering(self._limits, plan)
-            if self._ran:  # what no run of the last plan used is given back
-                self._planned = {key: self._planned[key] for key in self._ran}
-        for key, planned in self._planned.items():
-            if _serves(key, planned.limits, plan):
-                planned.follow(plan)
-        self._plan = plan
+        limits = self._limits if self._buffers is not None else _covering(self._limits, plan)
+        self._planned = self._taken(plan, limits)
+        self._plan, self._limits = plan, limits
         self._ran.clear()
         if self._buffers is not None:
             for name, array in given.items():
@@ -285,40 +285,83 @@ class BatchMLAPagedAttentionWrapper(Handle):
         plan = self._plan
         if plan is None:
             raise RuntimeError(f"{_RUN}: plan: expected a plan before it, got none")
-        if plan.geometry.qk_rope_head_dim == 0:
+        rope = plan.geometry.qk_rope_head_dim
+        if rope == 0:
             q_pe = kpe = None
-        attention = self._following(plan, len(q_nope), ckv, kpe)
-        attention.run(q_nope=q_nope, q_pe=q_pe, ckv=ckv, kpe=kpe, out=out, lse=lse)
+        else:
+            for name, array in (("q_pe", q_pe), ("kpe_cache", kpe)):
+                if array is None:
+                    raise invalid(name, _RUN, f"an array of {rope} columns, head_dim_kpe", None)
+        key = self._key_of(plan, len(q_nope), ckv, kpe)
+        planned = self._planned.get(key) or self._first(plan, key)
+        planned.attention.run(q_nope=q_nope, q_pe=q_pe, ckv=ckv, kpe=kpe, out=out, lse=lse)
+        self._planned[key] = planned
+        self._ran.add(key)
         if base_e and lse is not None:
             lse *= math.log(2)
 
-    def _following(self, plan: _Plan, num_tokens: int, ckv: Any, kpe: Any) -> PagedAttention:
-        """The attention object of these caches, holding the plan."""
+    def _taken(self, plan: _Plan, limits: Limits) -> dict[_Key, _Planned]:
+        """The objects of earlier runs, holding the plan; where one refuses it, theirs again."""
+        captured = self._buffers is not None
+        asked = self._planned if captured else self._asked(plan)
+        taken: dict[_Key, _Planned] = {}
+        try:
+            for key, planned in asked.items():
+                if key.geometry != plan.geometry:
+                    expected = f"{key.geometry}, of the runs before"
+                    raise invalid("geometry", _PLAN, expected, plan.geometry)
+                needed = planned.limits if captured else limits
+                fits = planned.limits == needed
+                attention = planned.attention if fits else self._make(key, needed)
+                taken[key] = _Planned.of(attention, needed, plan)
+        except Exception:
+            for key in taken:
+                _Planned.of(*asked[key])
+            raise
+        return taken
+
+    def _asked(self, plan: _Plan) -> dict[_Key, _Planned]:
+        """Outside graph mode, the objects that a plan must suit; the others are given back.
+
+        Of the caches that runs of the last plan used, those that have its pages: another cache may
+        be the one that it is for. The largest so far is asked in any case.
+        """
+        mine = {key: value for key, value in self._planned.items() if key.geometry == plan.geometry}
+        if not mine:
+            return mine
+        largest = max(mine, key=lambda key: (key.num_pages, key in self._ran))
+        pages = plan.indices["kv_indices"]
+        needed = int(pages.max()) + 1 if pages.size else 0
+        used = self._ran or set(mine)
+        return {
+            key: planned
+            for key, planned in mine.items()
+            if key == largest or (key in used and key.num_pages >= needed)
+        }
+
+    def _first(self, plan: _Plan, key: _Key) -> _Planned:
+        """A new object, of caches that no run under the plan or before it had."""
+        if self._device[0] == 1 and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                f"{_RUN}: capture: expected a run before it with tensors of the same shapes and"
+                " strides, got the first one"
+            )
+        limits = self._limits_for(key.num_tokens)
+        return _Planned.of(self._make(key, limits), limits, plan)
+
+    def _key_of(self, plan: _Plan, num_tokens: int, ckv: Any, kpe: Any) -> _Key:
         page_size = plan.geometry.page_size
-        key = _Key(
+        return _Key(
             plan.geometry,
             len(ckv),
             *_page_and_row("ckv_cache", ckv, page_size),
             *((0, 0) if kpe is None else _page_and_row("kpe_cache", kpe, page_size)),
             None if self._buffers is None else num_tokens,
         )
-        limits = self._limits_for(num_tokens)
-        planned = self._planned.get(key)
-        if planned is None or planned.limits != limits or planned.plan is not plan:
-            if self._device[0] == 1 and torch.cuda.is_current_stream_capturing():
-                raise RuntimeError(
-                    f"{_RUN}: capture: expected a run before it with tensors of the same shapes and"
-                    " strides, got the first one"
-                )
-            if planned is None or planned.limits != limits:
-                planned = _Planned(self._make(key, limits), limits)
-                self._planned[key] = planned
-            planned.follow(plan)
-        self._ran.add(key)
-        return planned.attention
 
-    def _limits_for(self, num_tokens: int) -> Limits:
-        if self._buffers is None:
+    def _limits_for(self, num_tokens: int | None) -> Limits:
+        """Of a bucket of so many tokens; None: as large as the plans were."""
+        if self._buffers is None or num_tokens is None:
             return self._limits
         return Limits(
             max_rows=len(self._buffers["kv_len_arr"]),
@@ -350,7 +393,7 @@ class BatchMLAPagedAttentionWrapper(Handle):
 
 @_torch_ops.operator(
     "flashinfer_mla_run",
-    "(SymInt key, Tensor q_nope, Tensor q_pe, Tensor ckv, Tensor kpe, Tensor(a!) out,"
+    "(SymInt key, Tensor q_nope, Tensor? q_pe, Tensor ckv, Tensor? kpe, Tensor(a!) out,"
     " Tensor(b!)? lse, bool base_e)",
 )
 def _run(
@@ -379,6 +422,7 @@ def _checked_buffers(buffers: dict[str, Array]) -> dict[str, Array]:
         if buffer is None:
             raise invalid(name, _NAME, "a buffer, with use_cuda_graph", None)
     check_indices(_NAME, **buffers)
+    check_writable(_NAME, **buffers)
     sizes = {name: len(buffer) for name, buffer in buffers.items()}
     for name in ("qo_indptr", "kv_indptr"):
         if sizes[name] != sizes["kv_len_arr"] + 1:
@@ -408,21 +452,6 @@ def _covering(limits: Limits, plan: _Plan) -> Limits:
         max_rows=cover(limits.max_rows, plan.num_rows),
         max_tokens=cover(limits.max_tokens, plan.num_tokens),
         max_listed_pages=cover(limits.max_listed_pages, plan.num_listed_pages),
-    )
-
-
-def _serves(key: _Key, limits: Limits, plan: _Plan) -> bool:
-    """Whether an object that was made for earlier plans may be asked to take this one.
-
-    Not of a cache that the plan's pages are not in: it is another one that the plan is for.
-    """
-    pages = plan.indices["kv_indices"]
-    return (
-        key.geometry == plan.geometry
-        and plan.num_rows <= limits.max_rows
-        and plan.num_tokens <= limits.max_tokens
-        and plan.num_listed_pages <= limits.max_listed_pages
-        and (not pages.size or pages.max() < key.num_pages)
     )
 
 
