@@ -171,11 +171,11 @@ class BatchMLAPagedAttentionWrapper(Handle):
         they held. In graph mode they are also copied into the caller's buffers.
 
         In graph mode a plan must suit the cache, geometry and tokens of every run before it, since
-        their graphs would replay the plan before. Outside, one cache of the runs before must have
-        its pages: a larger one needs a run under the plan before, or a wrapper of its own.
+        their graphs would replay the plan before. Outside, pages that no cache of the runs before
+        has may be those of a larger one, which the next run shows.
 
-        Raises ValueError; what is wrong with the requests themselves is said by the first run of
-        the wrapper, later by plan, and the plan before then stays in use. NotImplementedError: FP8,
+        Raises ValueError; what is wrong with the requests themselves is said by the first run that
+        has their pages, later by plan, and the plan before then stays in use. NotImplementedError: FP8,
         queries and cache of two types, the profiler.
         """
         if use_profiler:
@@ -323,21 +323,18 @@ class BatchMLAPagedAttentionWrapper(Handle):
     def _asked(self, plan: _Plan) -> dict[_Key, _Planned]:
         """Outside graph mode, the objects that a plan must suit; the others are given back.
 
-        Of the caches that runs of the last plan used, those that have its pages: another cache may
-        be the one that it is for. The largest so far is asked in any case.
+        Caches that have its pages, where there are such those that runs of the last plan used:
+        another cache may be the one that it is for.
         """
-        mine = {key: value for key, value in self._planned.items() if key.geometry == plan.geometry}
-        if not mine:
-            return mine
-        largest = max(mine, key=lambda key: (key.num_pages, key in self._ran))
         pages = plan.indices["kv_indices"]
         needed = int(pages.max()) + 1 if pages.size else 0
-        used = self._ran or set(mine)
-        return {
+        able = {
             key: planned
-            for key, planned in mine.items()
-            if key == largest or (key in used and key.num_pages >= needed)
+            for key, planned in self._planned.items()
+            if key.geometry == plan.geometry and key.num_pages >= needed
         }
+        used = {key: planned for key, planned in able.items() if key in self._ran}
+        return used or able
 
     def _first(self, plan: _Plan, key: _Key) -> _Planned:
         """A new object, of caches that no run under the plan or before it had."""
