@@ -175,8 +175,8 @@ class BatchMLAPagedAttentionWrapper(Handle):
         has may be those of a larger one, which the next run shows.
 
         Raises ValueError; what is wrong with the requests themselves is said by the first run that
-        has their pages, later by plan, and the plan before then stays in use. NotImplementedError: FP8,
-        queries and cache of two types, the profiler.
+        has their pages, later by plan, and the plan before then stays in use. NotImplementedError:
+        FP8, queries and cache of two types, the profiler.
         """
         if use_profiler:
             raise not_implemented("use_profiler", _PLAN)
