@@ -340,8 +340,8 @@ __device__ inline void attend(const AttentionArgs& args, const int half,
 
     barrier_wait(shared_address(&shared.queries_full), num_works % 2);
     fence_async_proxy();
-    // Each group leads the steps of one stage. The code of follow and lead stands once: what is
-    // not in the instruction cache costs more than what it does.
+    // Each group leads the steps of one stage. Up to 64 heads the code of follow and lead stands
+    // once: what is not in the instruction cache costs more than what it does.
     bool leads = static_cast<int>(ring.stage()) == half;
     if (leads) {
       start_scores(ring, left);
