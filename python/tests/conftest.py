@@ -37,6 +37,15 @@ def torch_framework(request):
     return Framework("torch", request.param)
 
 
+@pytest.fixture(params=["cpu", pytest.param("cuda:0", marks=pytest.mark.cuda)])
+def engine(request):
+    """An engine around libmla.compat.mstar on each device."""
+    _require_torch()
+    from mstar_engine import Engine
+
+    return Engine(request.param)
+
+
 @pytest.fixture
 def random():
     """Numbers of a fixed seed."""

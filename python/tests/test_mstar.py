@@ -1,12 +1,9 @@
-"""libmla.compat.mstar over an engine's objects, which have the named attributes alone."""
+"""libmla.compat.mstar: the module and its manager, over an engine's objects."""
 
-import enum
 import inspect
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
-from frameworks import TOLERANCE, float64
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -18,159 +15,21 @@ from libmla.compat.mstar import (  # noqa: E402
     FlashInferMLAWrapper,
     flashinfer_mla_supports,
 )
-
-HEADS, RANK, ROPE, PAGE, PAGES, SCALE = 2, 16, 8, 4, 48, 0.3
-DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-NAMES = ("qo_indptr", "paged_kv_indptr", "paged_kv_indices", "paged_kv_last_page_len")
-
-
-class KVLayout(enum.Enum):
-    NHD = enum.auto()
-    MLA = enum.auto()
-
-
-class Row:
-    """One stream in a step: `stored` tokens, then `appended` ones with as many queries."""
-
-    def __init__(self, stored, appended, request=0, label="main"):
-        self.stored, self.appended, self.request, self.label = stored, appended, request, label
-        self.pages = []
-
-
-def kv_config(**changed):
-    return SimpleNamespace(
-        **{
-            "layout": KVLayout.MLA,
-            "num_qo_heads": HEADS,
-            "kv_lora_rank": RANK,
-            "qk_rope_head_dim": ROPE,
-            "page_size": PAGE,
-            "max_num_pages": PAGES,
-            "max_seq_len": 64,
-            **changed,
-        }
-    )
-
-
-def label_plan(rows, form=tuple):
-    """What the KV resource plans for one label."""
-    last = [(row.stored + row.appended) % PAGE or PAGE for row in rows]
-    arrays = [
-        np.cumsum([0, *(row.appended for row in rows)]),
-        np.cumsum([0, *(len(row.pages) for row in rows)]),
-        [page for row in rows for page in row.pages],
-        last,
-    ]
-    tensors = [torch.tensor(np.array(array), dtype=torch.int32) for array in arrays]
-    views = [
-        SimpleNamespace(
-            request_id=row.request,
-            label=row.label,
-            page_idxs=row.pages,
-            length=row.stored + row.appended,
-            to_compute=row.appended,
-            start=0,
-        )
-        for row in rows
-    ]
-    return SimpleNamespace(cpu_indptrs=form(tensors), views=views)
-
-
-def step_of(rows, causal=True, context_only=False, spans=None):
-    spans = [row.appended for row in rows] if spans is None else spans
-    segments = [
-        SimpleNamespace(request_id=row.request, label=row.label, span=span)
-        for row, span in zip(rows, spans, strict=False)
-    ]
-    return SimpleNamespace(causal=causal, context_only=context_only, segments=segments)
-
-
-class Engine:
-    """A manager and one layer, of which pages that no row has are NaN."""
-
-    def __init__(self, device="cpu", dtype="fp32", cache_dtype=None, seed=0, **options):
-        self.device, self.dtype = device, DTYPES[dtype]
-        self.tolerance = max(TOLERANCE[dtype], TOLERANCE[cache_dtype or dtype])
-        self.random = np.random.default_rng(seed)
-        self.manager = FlashInferMLAManager(
-            "kv_cache", torch.device(device), self.dtype, kv_config(), sm_scale=SCALE, **options
-        )
-        layer = torch.full((PAGES, PAGE, RANK + ROPE), torch.nan, device=device)
-        self.layer = layer.to(DTYPES[cache_dtype or dtype])
-        self.free = list(self.random.permutation(PAGES))
-
-    def rows(self, *lengths, label="main"):
-        """Rows of (stored, appended) tokens, in pages of their own that are filled."""
-        rows = [Row(*both, request=i, label=label) for i, both in enumerate(lengths)]
-        for row in rows:
-            self.fill(row)
-        return rows
-
-    def fill(self, row):
-        """Gives the row the pages that it lacks, and its tokens values."""
-        length = row.stored + row.appended
-        while len(row.pages) * PAGE < length:
-            row.pages.append(int(self.free.pop()))
-        values = self.random.standard_normal((length, RANK + ROPE))
-        for i in range(length):
-            where = row.pages[i // PAGE], i % PAGE
-            self.layer[where] = torch.tensor(values[i]).to(self.layer)
-
-    def context(self, plan, lease=None, slot=0, is_preplan=False):
-        """`plan`: rows of the label "main", or the plan of every label."""
-        plan = plan if isinstance(plan, dict) else {"main": label_plan(plan)}
-        return SimpleNamespace(
-            slot_lease=lease, slot=slot, is_preplan=is_preplan, plan_results={"kv_cache": plan}
-        )
-
-    def plan(self, rows, plan=None, lease=None, slot=0, is_preplan=False, **step):
-        ctx = self.context(plan or rows, lease, slot, is_preplan)
-        return self.manager.plan(step_of(rows, **step), ctx)
-
-    def queries(self, num_tokens, dtype=None):
-        values = self.random.standard_normal((num_tokens, HEADS, RANK + ROPE))
-        return torch.tensor(values).to(self.device, dtype or self.dtype)
-
-    def check(self, rows, counts=None, keys=None, causal=True, padding=0, label=None):
-        """Runs `counts` queries a row over its first `keys` tokens; the padding stays empty."""
-        counts = [row.appended for row in rows] if counts is None else counts
-        keys = [row.stored + row.appended for row in rows] if keys is None else keys
-        q = self.queries(sum(counts) + padding)
-        out, lse = self.manager.run(
-            q[..., :RANK], label, self.layer, q_pe=q[..., RANK:], return_lse=True
-        )
-        self.check_answer(q, out, lse, rows, counts, keys, causal)
-
-    def check_answer(self, q, out, lse, rows, counts, keys, causal=True):
-        assert out.dtype == q.dtype
-        assert lse.dtype == torch.float32
-        expected = torch.zeros(*q.shape[:2], RANK, dtype=torch.float64)
-        expected_lse = torch.full(q.shape[:2], -torch.inf, dtype=torch.float64)
-        token, layer, q = 0, self.layer.cpu().double(), q.cpu().double()
-        for row, count, length in zip(rows, counts, keys, strict=True):
-            latents = layer[row.pages].flatten(0, 1)[:length]
-            for j in range(count):
-                seen = latents[: max(0, length - count + j + 1)] if causal else latents
-                if len(seen):
-                    scores = q[token] @ seen.T * SCALE
-                    expected[token] = scores.softmax(dim=-1) @ seen[:, :RANK]
-                    expected_lse[token] = scores.logsumexp(dim=-1)
-                token += 1
-        tolerance = self.tolerance
-        np.testing.assert_allclose(float64(out), expected, rtol=tolerance, atol=tolerance)
-        lse_tolerance = max(1e-4, 4 * tolerance if self.layer.dtype != self.dtype else 0)
-        np.testing.assert_allclose(
-            float64(lse), expected_lse, rtol=lse_tolerance, atol=lse_tolerance
-        )
-
-
-@pytest.fixture(params=["cpu", pytest.param("cuda:0", marks=pytest.mark.cuda)])
-def engine(request):
-    return Engine(request.param)
-
-
-def lease(slot, bucket="decode"):
-    return SimpleNamespace(slot=slot, bucket=bucket)
+from mstar_engine import (  # noqa: E402
+    DTYPES,
+    NAMES,
+    PAGE,
+    PAGES,
+    RANK,
+    ROPE,
+    Engine,
+    KVLayout,
+    Row,
+    kv_config,
+    label_plan,
+    lease,
+    step_of,
+)
 
 
 def test_supports_every_shape_within_the_limits():
@@ -380,88 +239,6 @@ def test_ordinary_steps_take_their_queries_from_the_kv_plan():
     engine.check(rows)
 
 
-def test_a_preplan_waits_and_is_promoted(engine):
-    now, later = engine.rows((5, 1), (9, 2)), engine.rows((7, 1))
-    engine.plan(now, lease=lease(0))
-    early = engine.plan(later, lease=lease(1), is_preplan=True)
-    engine.check(now)
-    promoted = engine.plan(later, lease=lease(1))
-    assert promoted is early
-    engine.check(later)
-    again = engine.plan(later, lease=lease(1))
-    assert again is not early
-
-
-def test_a_promoted_preplan_is_no_work(engine, monkeypatch):
-    now, later = engine.rows((5, 1)), engine.rows((7, 1))
-    engine.plan(now, lease=lease(0))
-    engine.plan(later, lease=lease(1), is_preplan=True)
-    monkeypatch.setattr(FlashInferMLAWrapper, "plan", None)
-    engine.plan(later, lease=lease(1))
-    engine.check(later)
-
-
-@pytest.mark.parametrize(
-    "change",
-    ["lease", "bucket", "no lease", "causal", "queries", "pages", "length", "context_only"],
-)
-def test_a_stale_preplan_is_dropped(engine, change):
-    now, later = engine.rows((5, 1), (9, 2)), engine.rows((7, 3))
-    engine.plan(now, lease=lease(0))
-    early = engine.plan(later, lease=lease(1), is_preplan=True)
-    options = {"lease": lease(1)}
-    counts, keys, causal = [3], [10], True
-    if change == "lease":
-        options["lease"] = lease(2)
-    elif change == "bucket":
-        options["lease"] = lease(1, "verify")
-    elif change == "no lease":
-        options["lease"] = None
-    elif change == "causal":
-        options["causal"] = causal = False
-    elif change == "queries":
-        later[0].stored, later[0].appended = 8, 2
-        counts = [2]
-    elif change == "pages":
-        engine.layer[later[0].pages] = torch.nan
-        later[0].pages = []
-        engine.fill(later[0])
-    elif change == "length":
-        later[0].stored, keys = 6, [9]
-    elif change == "context_only":
-        options["context_only"], keys = True, [7]
-    assert engine.plan(later, **options) is not early
-    engine.check(later, counts, keys, causal)
-    assert engine.plan(later, **options) is not early
-
-
-def test_a_second_preplan_is_an_error_until_it_is_cleared():
-    engine = Engine()
-    now, later = engine.rows((5, 1)), engine.rows((7, 1))
-    engine.plan(now, lease=lease(0))
-    early = engine.plan(later, lease=lease(1), is_preplan=True)
-    with pytest.raises(RuntimeError, match=r"plan: is_preplan: expected .*, got one"):
-        engine.plan(later, lease=lease(2), is_preplan=True)
-    engine.manager.clear_preplan()
-    again = engine.plan(later, lease=lease(1), is_preplan=True)
-    assert again is not early
-    engine.manager.clear_preplan()
-    assert engine.plan(later, lease=lease(1)) is not again
-
-
-def test_a_preplan_may_not_disturb_the_plan_in_use():
-    engine = Engine()
-    now, later = engine.rows((5, 1)), engine.rows((7, 1))
-    engine.plan(now, lease=lease(0))
-    with pytest.raises(ValueError, match=r"ctx.slot_lease: expected another slot or bucket"):
-        engine.plan(later, lease=lease(0), is_preplan=True)
-    with pytest.raises(ValueError, match=r"ctx.slot_lease: expected a lease.*, got None"):
-        engine.plan(later, slot=1, is_preplan=True)
-    engine.check(now)
-    assert engine.manager.supports_preplan
-    assert not engine.manager.force_double_buffer
-
-
 def test_what_plan_returns_stands_in_plan_results(engine):
     rows = engine.rows((5, 1))
     ctx = engine.context(rows)
@@ -668,146 +445,6 @@ def test_calls_out_of_order_and_wrong_arguments():
         engine.plan(rows)
 
 
-class Wrapper:
-    """A FlashInferMLAWrapper over an engine's layer."""
-
-    def __init__(self, engine, **options):
-        self.engine = engine
-        self.wrapper = FlashInferMLAWrapper(
-            torch.empty(1024, dtype=torch.uint8, device=engine.device),
-            num_qo_heads=HEADS,
-            kv_lora_rank=RANK,
-            qk_rope_head_dim=ROPE,
-            page_size=PAGE,
-            sm_scale=SCALE,
-            device=torch.device(engine.device),
-            **options,
-        )
-
-    def plan(self, rows, **options):
-        arrays = label_plan(rows).cpu_indptrs
-        self.wrapper.plan(*arrays, **{"dtype": self.engine.dtype, **options})
-
-    def check(self, rows, causal=True):
-        q = self.engine.queries(sum(row.appended for row in rows))
-        layer = self.engine.layer
-        out, lse = self.wrapper.run(q[..., :RANK], q[..., RANK:], layer, return_lse=True)
-        only = self.wrapper.run(q[..., :RANK], q[..., RANK:], layer)
-        assert torch.equal(only, out)
-        counts = [row.appended for row in rows]
-        keys = [row.stored + row.appended for row in rows]
-        self.engine.check_answer(q, out, lse, rows, counts, keys, causal)
-
-
-def test_the_wrapper_by_itself(engine):
-    wrapper = Wrapper(engine)
-    for lengths, causal in ([(5, 1), (9, 2)], True), ([(5, 4), (0, 0), (3, 60)], False):
-        rows = engine.rows(*lengths)
-        wrapper.plan(rows, causal=causal)
-        wrapper.check(rows, causal)
-
-
-def test_the_wrapper_takes_arrays_of_the_device_and_dtypes_by_name(engine):
-    wrapper, rows = Wrapper(engine, max_num_pages=PAGES), engine.rows((5, 1), (9, 2))
-    arrays = [array.to(engine.device) for array in label_plan(rows).cpu_indptrs]
-    named = dict(zip(NAMES, arrays, strict=True))
-    wrapper.wrapper.plan(**named, dtype=torch.bfloat16, kv_dtype=torch.float32)
-    wrapper.check(rows)
-
-
-def test_the_wrapper_in_graph_mode_has_rows_for_life(engine):
-    wrapper = Wrapper(engine, batch_size=2, max_num_pages=PAGES, use_cuda_graph=True)
-    rows = engine.rows((5, 1), (9, 2), (3, 3))
-    for some in (rows[:2], rows[:1], rows[1:]):
-        wrapper.plan(some)
-        wrapper.check(some)
-        assert wrapper.wrapper.kv_len_buf.shape == (2,)
-    with pytest.raises(ValueError, match=r"PagedAttention::plan: .*expected .*, got"):
-        wrapper.plan(rows)
-    wrapper.check(rows[1:])
-
-
-def test_the_wrapper_refuses(engine):
-    with pytest.raises(ValueError, match=r"batch_size, max_num_pages: expected both"):
-        Wrapper(engine, use_cuda_graph=True)
-    wrapper, rows = Wrapper(engine), engine.rows((5, 1), (9, 2))
-    wrapper.plan(rows, window_left=None, non_blocking=False)
-    with pytest.raises(NotImplementedError, match=r"FlashInferMLAWrapper.plan: window_left is not"):
-        wrapper.plan(rows, window_left=3)
-    with pytest.raises(NotImplementedError, match="FP8"):
-        Wrapper(engine).plan(rows, kv_dtype=torch.float8_e4m3fn)
-    arrays = list(label_plan(rows).cpu_indptrs)
-    arrays[0] = arrays[0].long()
-    with pytest.raises(ValueError, match=r"qo_indptr: expected one dimension, int32, got \[3\] in"):
-        wrapper.wrapper.plan(*arrays)
-    arrays = list(label_plan(rows).cpu_indptrs)
-    arrays[3][1] = PAGE + 1
-    with pytest.raises(ValueError, match=r"kv_last_page_len\[1\]: expected .*, got 5"):
-        wrapper.wrapper.plan(*arrays)
-    wrapper.check(rows)
-
-
-@pytest.mark.cuda
-def test_a_captured_run_follows_plans_and_preplans():
-    """Two slots in turn, each planned while the other is replayed."""
-    engine = Engine("cuda:0", "bf16")
-    rows = engine.rows((5, 1), (9, 1), (0, 0))
-    q = engine.queries(4)
-    graphs = {}
-
-    def body():
-        out, lse = engine.manager.run(
-            q[..., :RANK], kv_cache_layer=engine.layer, q_pe=q[..., RANK:], return_lse=True
-        )
-        lengths = engine.manager.kv_len_buf() * 1
-        return out, lse, lengths, engine.manager.select_last_hidden(out)
-
-    def expect(answer):
-        out, lse, lengths, last = answer
-        keys = [row.stored + row.appended for row in rows]
-        engine.check_answer(q[:2], out[:2], lse[:2], rows, [1, 1, 0], keys)
-        assert not out[2:].any()
-        assert torch.isneginf(lse[2:]).all()
-        assert lengths.tolist() == keys
-        assert torch.equal(last[:2], out[:2])
-        assert not last[2].any()
-
-    for slot in range(2):
-        engine.plan(rows, lease=lease(slot))
-        body()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            answer = body()
-        graphs[slot] = graph, answer
-    engine.plan(rows, lease=lease(0))
-    for step in range(6):
-        graph, answer = graphs[step % 2]
-        q.copy_(engine.queries(4))
-        graph.replay()
-        expect(answer)
-        for row in rows[:2]:
-            row.stored += 3
-            engine.fill(row)
-        early = engine.plan(rows, lease=lease((step + 1) % 2), is_preplan=True)
-        assert engine.plan(rows, lease=lease((step + 1) % 2)) is early
-
-
-@pytest.mark.cuda
-def test_a_preplan_on_another_stream_is_ordered_before_the_step():
-    engine = Engine("cuda:0")
-    now, later = engine.rows((5, 1)), engine.rows((7, 1), (9, 2))
-    engine.plan(now, lease=lease(0))
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        torch.cuda._sleep(50_000_000)
-        engine.plan(later, lease=lease(1), is_preplan=True)
-    engine.check(now)
-    engine.plan(later, lease=lease(1))
-    lengths = engine.manager.kv_len_buf().clone()
-    assert lengths.tolist() == [8, 11]
-    engine.check(later)
-
-
 @pytest.mark.cuda
 def test_a_capture_without_a_run_before_it_is_refused():
     engine = Engine("cuda:0")
@@ -821,22 +458,6 @@ def test_a_capture_without_a_run_before_it_is_refused():
         ):
             engine.manager.run(q[..., :RANK], kv_cache_layer=engine.layer, q_pe=q[..., RANK:])
         engine.check(rows, padding=2)
-
-
-@pytest.mark.cuda
-def test_a_captured_wrapper_is_not_made_anew():
-    engine = Engine("cuda:0")
-    wrapper = Wrapper(engine, batch_size=2, max_num_pages=PAGES, use_cuda_graph=True)
-    rows = engine.rows((5, 1), (9, 1))
-    wrapper.plan(rows)
-    wrapper.check(rows)
-    with torch.cuda.graph(torch.cuda.CUDAGraph()):
-        q = torch.zeros(2, HEADS, RANK + ROPE, device="cuda")
-        wrapper.wrapper.run(q[..., :RANK], q[..., RANK:], engine.layer)
-    more = engine.rows((5, 2), (9, 1))
-    with pytest.raises(ValueError, match=r"PagedAttention::plan: .*expected .*, got"):
-        wrapper.plan(more)
-    wrapper.check(rows)
 
 
 def test_names_of_the_module():
