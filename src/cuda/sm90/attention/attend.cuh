@@ -18,7 +18,7 @@ constexpr int kRowsOfThread = 2;
 
 /// The rows of one thread in the running softmax, alike in both groups.
 struct SoftmaxRows {
-  float max[kRowsOfThread] = {};  // of raw scores, or up to kSlackLog2 below it
+  float max[kRowsOfThread] = {};  // of scores * log2_scale, or up to kSlackLog2 below it
   float sum[kRowsOfThread] = {};  // of the weights that this thread formed
   float log2_scale = 0;           // sm_scale * log2(e)
 
@@ -35,20 +35,40 @@ struct SoftmaxRows {
     log2_scale = scale;
   }
 
+  /// Of a score relative to the maximum, in powers of 2: rounded once, so exact near the maximum
+  /// however large both are.
+  __device__ float above_max(int r, float score) const { return fmaf(score, log2_scale, -max[r]); }
+
   __device__ float raised_max(int r, float score) const {
-    return (score - max[r]) * log2_scale > kSlackLog2 ? score : max[r];
+    return above_max(r, score) > kSlackLog2 ? score * log2_scale : max[r];
   }
 
   /// Moves to other maxima; returns what earlier weights are worth under them.
   __device__ void move(const float (&new_max)[kRowsOfThread], float (&rescale)[kRowsOfThread]) {
 #pragma unroll
     for (int r = 0; r < kRowsOfThread; ++r) {
-      rescale[r] = exp2_approximate((max[r] - new_max[r]) * log2_scale);
+      rescale[r] = exp2_approximate(max[r] - new_max[r]);
       max[r] = new_max[r];
       sum[r] *= rescale[r];
     }
   }
 };
+
+__device__ inline float log2_scale_of(float sm_scale) {
+  return sm_scale * std::numbers::log2e_v<float>;
+}
+
+/// ln(sum * 2^max), for weights formed with log2_scale_of(sm_scale). That is off from sm_scale *
+/// log2(e) by its rounding, and ln 2 by its own: together an error of the maximum's size times
+/// 2^-24, which is taken back.
+__device__ inline float natural_lse(float max, float sum, float sm_scale) {
+  constexpr float kLog2e = std::numbers::log2e_v<float>, kLn2 = std::numbers::ln2_v<float>;
+  constexpr auto kLog2eRest = static_cast<float>(std::numbers::log2e - double{kLog2e});
+  constexpr auto kLn2Rest = static_cast<float>(std::numbers::ln2 - double{kLn2});
+  const float scale = log2_scale_of(sm_scale);
+  const float scale_rest = fmaf(sm_scale, kLog2e, -scale) + sm_scale * kLog2eRest;
+  return fmaf(max, kLn2, fmaf(max, kLn2Rest + kLn2 * (scale_rest / scale), logf(sum)));
+}
 
 /// Stage 5, below.
 template <class Traits>
@@ -68,7 +88,7 @@ __device__ inline void attend(const AttentionArgs& args, const int half,
   const int first_row = warp * 16 + lane / 4;
   const int other = half ^ 1;
   const bool has_boxes = args.key_loads == KeyLoads::kBoxes;
-  const float log2_scale = plan_of(args).sm_scale * std::numbers::log2e_v<float>;
+  const float log2_scale = log2_scale_of(plan_of(args).sm_scale);
 
   const uint64_t queries = matrix_descriptor(shared_address(shared.queries));
   const uint64_t shared_weights = matrix_descriptor(shared_address(shared.weights));
@@ -200,9 +220,8 @@ __device__ inline void attend(const AttentionArgs& args, const int half,
 #pragma unroll
     for (int i = 0; i < 32; i += 2) {
       const int r = i / 2 % 2;
-      // The difference first: exact for the largest key however large its score.
-      const float first = exp2_approximate((scores[i] - rows.max[r]) * log2_scale);
-      const float second = exp2_approximate((scores[i + 1] - rows.max[r]) * log2_scale);
+      const float first = exp2_approximate(rows.above_max(r, scores[i]));
+      const float second = exp2_approximate(rows.above_max(r, scores[i + 1]));
       rows.sum[r] += first + second;
       weights[i / 8][i / 2 % 4] = pack<T>(first, second);
     }
@@ -413,7 +432,7 @@ __device__ inline void store_rows(const AttentionArgs& args, const Work& work, i
     const bool live = row < work.num_rows;
     const bool empty = sum[r] == 0;  // not so where it is NaN
     const float inverse = empty ? 0 : 1 / sum[r];
-    const float lse = empty ? -INFINITY : fmaf(max[r], plan.sm_scale, logf(sum[r]));
+    const float lse = empty ? -INFINITY : natural_lse(max[r], sum[r], plan.sm_scale);
     if (work.partial_begin >= 0) {
       if (!live) continue;
       const int64_t at = work.partial_begin + row;
