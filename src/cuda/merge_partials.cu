@@ -48,11 +48,19 @@ __device__ uint32_t find_merge(const PlanView& plan, uint32_t row) {
 
 /// One row of all merged rows.
 struct MergedRow {
+  uint32_t index = 0xffffffff;
   plan::Merge merge{};
-  int64_t row_in_merge = 0;
 
+  __device__ void find(const PlanView& plan, uint32_t row) {
+    index = row;
+    const uint32_t in_merge = row - static_cast<uint32_t>(merge.rows_before);
+    if (in_merge >= static_cast<uint32_t>(merge.num_rows)) {
+      merge = plan.merges[find_merge(plan, row)];
+    }
+  }
+  __device__ int64_t row_in_merge() const { return index - merge.rows_before; }
   __device__ int64_t partial_row(int part) const {
-    return merge.partial_begin + row_in_merge + int64_t{part} * merge.num_rows;
+    return merge.partial_begin + row_in_merge() + int64_t{part} * merge.num_rows;
   }
 };
 
@@ -60,6 +68,7 @@ struct MergedRow {
 struct PartWeights {
   float largest = -INFINITY;  // LSE
   float sum = 0;              // of the weights
+  float of_lane = 0;          // the weight of part `lane`
 
   __device__ float of(float lse) const { return lse == -INFINITY ? 0.0F : expf(lse - largest); }
   __device__ float natural_lse() const { return sum == 0 ? -INFINITY : largest + logf(sum); }
@@ -67,17 +76,22 @@ struct PartWeights {
 
 __device__ PartWeights weigh_parts(const float* partial_lse, const MergedRow& row) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  PartWeights weights;
+  const auto lse_of = [&](int part) {
+    return part < row.merge.num_partials ? partial_lse[row.partial_row(part)] : -INFINITY;
+  };
+  const float own = lse_of(lane);
+  PartWeights weights{.largest = own};
 #pragma unroll 1
-  for (int p = lane; p < row.merge.num_partials; p += kWarp) {
-    weights.largest = fmaxf(weights.largest, partial_lse[row.partial_row(p)]);
+  for (int p = lane + kWarp; p < row.merge.num_partials; p += kWarp) {
+    weights.largest = fmaxf(weights.largest, lse_of(p));
   }
   for (int mask = kWarp / 2; mask > 0; mask /= 2) {
     weights.largest = fmaxf(weights.largest, __shfl_xor_sync(kAllLanes, weights.largest, mask));
   }
+  weights.sum = weights.of_lane = weights.of(own);
 #pragma unroll 1
-  for (int p = lane; p < row.merge.num_partials; p += kWarp) {
-    weights.sum += weights.of(partial_lse[row.partial_row(p)]);
+  for (int p = lane + kWarp; p < row.merge.num_partials; p += kWarp) {
+    weights.sum += weights.of(lse_of(p));
   }
   for (int mask = kWarp / 2; mask > 0; mask /= 2) {
     weights.sum += __shfl_xor_sync(kAllLanes, weights.sum, mask);
@@ -85,12 +99,11 @@ __device__ PartWeights weigh_parts(const float* partial_lse, const MergedRow& ro
   return weights;
 }
 
-/// Columns `column` to column + 3 of a partial row; those past the rank are 0.
-__device__ float4 load_columns(const float* row, int32_t column, int32_t rank) {
-  if (rank % kValues == 0) {
-    return column < rank ? *reinterpret_cast<const float4*>(row + column) : float4{};
-  }
-  const auto value = [&](int v) { return column + v < rank ? row[column + v] : 0.0F; };
+/// Four columns, or the first `columns` of them and zeros. `kIsWhole`: all four or none.
+template <bool kIsWhole>
+__device__ float4 load_columns(const float* from, int32_t columns) {
+  if constexpr (kIsWhole) return columns > 0 ? *reinterpret_cast<const float4*>(from) : float4{};
+  const auto value = [&](int v) { return v < columns ? from[v] : 0.0F; };
   return {value(0), value(1), value(2), value(3)};
 }
 
@@ -135,32 +148,38 @@ __device__ float4 operator+(float4 a, float4 b) {
   return {a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w};
 }
 
-/// Parts 8 * eight to 8 * eight + 7 of a row, in order.
+/// Four columns of parts `first` to first + 7 of a row, or up to its last, weighed and added up in
+/// order.
+template <bool kIsWhole>
 __device__ float4 add_eight(const AttentionParams& tensors, const MergedRow& row,
-                            const PartWeights& weights, int eight, int32_t column) {
+                            const PartWeights& weights, int first, int32_t column) {
   const int32_t rank = tensors.geometry.kv_lora_rank;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int first = eight * kEight;
-  const int of_lane = first + lane % kEight;
-  const float lane_weight = of_lane < row.merge.num_partials
-                                ? weights.of(tensors.partial_lse[row.partial_row(of_lane)])
-                                : 0.0F;
-  float weight[kEight];
-  float4 part[kEight];
+  const int count = row.merge.num_partials - first;
+  const int64_t stride = int64_t{row.merge.num_rows} * rank;
+  const float* from = tensors.partial_out + row.partial_row(first) * rank + column;
+  float4 parts[kEight];
 #pragma unroll
-  for (int i = 0; i < kEight; ++i) {
-    weight[i] = __shfl_sync(kAllLanes, lane_weight, i);
-    // A part without weight may hold anything.
-    part[i] = weight[i] == 0 ? float4{}
-                             : load_columns(tensors.partial_out + row.partial_row(first + i) * rank,
-                                            column, rank);
+  for (int i = 0; i < kEight; ++i, from += stride) {
+    parts[i] = i < count ? load_columns<kIsWhole>(from, rank - column) : float4{};
+  }
+  float of_lane = weights.of_lane;
+  if (first >= kWarp) {
+    const int part = first + lane % kEight;
+    of_lane = lane % kEight < count ? weights.of(tensors.partial_lse[row.partial_row(part)]) : 0.0F;
   }
   float4 sum{};
 #pragma unroll
-  for (int i = 0; i < kEight; ++i) add_weighted(sum, weight[i], part[i]);
+  for (int i = 0; i < kEight; ++i) {
+    const float weight = __shfl_sync(kAllLanes, of_lane, first % kWarp + i);
+    if (weight == 0) parts[i] = {};  // it may hold anything
+    add_weighted(sum, weight, parts[i]);
+  }
   return sum;
 }
 
+/// `kIsWhole`: the rank is a multiple of kValues.
+template <bool kIsWhole>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     merge_partials_kernel(const __grid_constant__ KernelParams params) {
   __shared__ Shared shared;
@@ -183,58 +202,65 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
   const uint32_t items_of_team = (num_items + num_teams - 1) / num_teams;
   const uint32_t team = by_block ? blockIdx.x : blockIdx.x * kWarps + warp;
   const uint32_t end = min((team + 1) * items_of_team, num_items);
-  uint32_t row_index = 0xffffffff;
   MergedRow row;
-  PartWeights weights;
 #pragma unroll 1
-  for (uint32_t item = team * items_of_team; item < end; ++item) {
-    if (item / ranges != row_index) {
-      row_index = item / ranges;
-      row.merge = plan.merges[find_merge(plan, row_index)];
-      row.row_in_merge = row_index - row.merge.rows_before;
-      weights = weigh_parts(tensors.partial_lse, row);
-    }
+  for (uint32_t item = team * items_of_team; item < end;) {
+    row.find(plan, item / ranges);
+    const auto first_range = static_cast<int32_t>(item - row.index * ranges);
+    const auto end_range = static_cast<int32_t>(min(ranges, first_range + (end - item)));
+    item += end_range - first_range;
     if (row.merge.request >= params.num_requests) continue;
-    const auto range = static_cast<int32_t>(item % ranges);
-    const int32_t column = range * kColumns + lane * kValues;
-    const int eights = (row.merge.num_partials + kEight - 1) / kEight;
-    float4 total{};
-#pragma unroll 1
-    for (int eight = member; eight < eights; eight += team_warps) {
-      const float4 sum = add_eight(tensors, row, weights, eight, column);
-      if (by_block) shared.sums[eight][lane] = sum;
-      total = total + sum;
-    }
-    if (by_block) {
-      __syncthreads();  // a block has one item at most
-      if (warp != 0) return;
-      total = {};
-#pragma unroll 1
-      for (int eight = 0; eight < eights; ++eight) total = total + shared.sums[eight][lane];
-    }
     const RowPlace at = place_of(plan, tensors.geometry.num_heads, row.merge.request,
-                                 row.merge.row_begin + row.row_in_merge);
+                                 row.merge.row_begin + row.row_in_merge());
+    const int64_t out_at = at.token * tensors.out_token_stride + at.head * tensors.out_head_stride;
+    const PartWeights weights = weigh_parts(tensors.partial_lse, row);
     const float inverse = weights.sum == 0 ? 0.0F : 1 / weights.sum;
-    store_columns(tensors,
-                  at.token * tensors.out_token_stride + at.head * tensors.out_head_stride + column,
-                  {total.x * inverse, total.y * inverse, total.z * inverse, total.w * inverse},
-                  rank - column);
-    if (lane == 0 && range == 0) write_lse(tensors, plan, at, weights.natural_lse());
+    const int eights = (row.merge.num_partials + kEight - 1) / kEight;
+#pragma unroll 1
+    for (int32_t range = first_range; range < end_range; ++range) {
+      const int32_t column = range * kColumns + lane * kValues;
+      float4 total{};
+#pragma unroll 1
+      for (int eight = member; eight < eights; eight += team_warps) {
+        const float4 sum = add_eight<kIsWhole>(tensors, row, weights, eight * kEight, column);
+        if (by_block) shared.sums[eight][lane] = sum;
+        total = total + sum;
+      }
+      if (by_block) {
+        __syncthreads();  // a block has one item at most
+        if (warp != 0) return;
+        total = {};
+#pragma unroll 1
+        for (int eight = 0; eight < eights; ++eight) total = total + shared.sums[eight][lane];
+      }
+      store_columns(tensors, out_at + column,
+                    {total.x * inverse, total.y * inverse, total.z * inverse, total.w * inverse},
+                    rank - column);
+    }
+    if (lane == 0 && first_range == 0) write_lse(tensors, plan, at, weights.natural_lse());
   }
+}
+
+using Kernel = void (*)(KernelParams);
+
+Kernel kernel_of(const Geometry& geometry) {
+  return geometry.kv_lora_rank % kValues == 0 ? &merge_partials_kernel<true>
+                                              : &merge_partials_kernel<false>;
 }
 
 }  // namespace
 
 void launch_merge(const AttentionLaunch& launch, Stream stream) {
   const int num_blocks = kBlocksPerSm * device_limits(launch.device.index).num_sms;
-  merge_partials_kernel<<<num_blocks, kThreads, 0, static_cast<cudaStream_t>(stream.handle)>>>(
+  kernel_of(launch.params
+                .geometry)<<<num_blocks, kThreads, 0, static_cast<cudaStream_t>(stream.handle)>>>(
       kernel_params(launch));
   check_launch("merge_partials_kernel");
 }
 
-void prepare_merge() {
+void prepare_merge(const Geometry& geometry) {
   cudaFuncAttributes attributes;  // loads the kernel
-  MLA_CUDA_CHECK(cudaFuncGetAttributes(&attributes, merge_partials_kernel));
+  MLA_CUDA_CHECK(cudaFuncGetAttributes(&attributes, kernel_of(geometry)));
 }
 
 }  // namespace mla::cuda

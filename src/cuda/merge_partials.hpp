@@ -8,7 +8,7 @@ namespace mla::cuda {
 /// and lse. The launch's shape does not depend on the plan.
 void launch_merge(const AttentionLaunch& launch, Stream stream);
 
-/// Does once what a first launch would do.
-void prepare_merge();
+/// Does once what a first launch for the geometry would do.
+void prepare_merge(const Geometry& geometry);
 
 }  // namespace mla::cuda

@@ -325,7 +325,7 @@ void prepare(const KernelQuery& query) {
   MLA_CUDA_CHECK(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel_of(query.geometry)),
                                       cudaFuncAttributeMaxDynamicSharedMemorySize,
                                       static_cast<int>(query_bytes(query.geometry))));
-  prepare_merge();
+  prepare_merge(query.geometry);
 }
 
 void launch(const AttentionLaunch& launch, Stream stream) {

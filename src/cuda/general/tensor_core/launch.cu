@@ -117,7 +117,7 @@ void prepare(const KernelQuery& query) {
   MLA_CUDA_CHECK(cudaFuncSetAttribute(
       reinterpret_cast<const void*>(kernel_of(query.geometry, shape)),
       cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shape.smem_bytes)));
-  prepare_merge();
+  prepare_merge(query.geometry);
 }
 
 /// Whether rows at these places can be read or written in units of so many bytes.

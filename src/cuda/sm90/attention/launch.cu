@@ -104,7 +104,7 @@ void prepare(const KernelQuery& query) {
   MLA_CUDA_CHECK(cudaFuncSetAttribute(kernel_for(query.geometry),
                                       cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
   encode_tiled();
-  prepare_merge();
+  prepare_merge(query.geometry);
 }
 
 /// Rows of 64-column strips of a paged cache, 64 rows of `box_strips` strips at a time.
