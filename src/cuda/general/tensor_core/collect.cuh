@@ -15,7 +15,7 @@ using Output = float[Traits::kRowTiles][Traits::kColumnTiles][4];
 template <class Tile, class Traits = typename Tile::Traits>
 __device__ void collect_block(const Tile& tile, int block, const std::byte* values,
                               Output<Traits>& out) {
-  const Tile t = tile.anew();
+  const Tile t = Traits::kColumnTiles == 2 ? tile : tile.anew();
   constexpr int kRowTiles = Traits::kRowTiles;
   constexpr int kColumnTiles = Traits::kColumnTiles;
   const TileShape& shape = t.params.shape;
@@ -44,21 +44,34 @@ __device__ void collect_block(const Tile& tile, int block, const std::byte* valu
   const uint32_t weight_at =
       smem_address(t.shared.weights + lane_row * Traits::kWeightRowBytes) +
       chunk_offset(lane_row, parity * (Traits::kBlockKeys / kChunk) + t.lane / 16);
-#pragma unroll
-  for (int k = 0; k < Traits::kBlockKeys / 16; ++k) {
-    uint32_t b[kColumnTiles / 2][4];
+  constexpr int kSteps = Traits::kBlockKeys / 16;
+  // Where the output leaves room for them operands are loaded ahead of their products.
+  constexpr int kAhead = kColumnTiles > 2 ? 0 : kSteps < 4 ? kSteps : 4;
+  uint32_t a[kSteps][kRowTiles][4];
+  uint32_t b[kSteps][kColumnTiles / 2][4];
+  const auto load_weights = [&](int k, int m) {
+    load_matrices(a[k][m], two_chunks_on(weight_at, k) + m * kRowTile * Traits::kWeightRowBytes);
+  };
+  const auto load = [&](int k) {
 #pragma unroll
     for (int c = 0; c < kColumnTiles / 2; ++c) {
-      load_matrices_transposed(b[c], two_chunks_on(value_at + k * 16 * shape.row_bytes, c));
+      load_matrices_transposed(b[k][c], two_chunks_on(value_at + k * 16 * shape.row_bytes, c));
     }
 #pragma unroll
+    for (int m = 0; kAhead > 0 && m < kRowTiles; ++m) load_weights(k, m);
+  };
+#pragma unroll
+  for (int k = 0; k < kAhead; ++k) load(k);
+#pragma unroll
+  for (int k = 0; k < kSteps; ++k) {
+    if (k + kAhead < kSteps) load(k + kAhead);
+#pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
-      uint32_t a[4];
-      load_matrices(a, two_chunks_on(weight_at, k) + m * kRowTile * Traits::kWeightRowBytes);
+      if (kAhead == 0) load_weights(k, m);
 #pragma unroll
       for (int c = 0; c < kColumnTiles / 2; ++c) {
-        multiply_add<typename Tile::T>(out[m][2 * c], a, b[c][0], b[c][1]);
-        multiply_add<typename Tile::T>(out[m][2 * c + 1], a, b[c][2], b[c][3]);
+        multiply_add<typename Tile::T>(out[m][2 * c], a[k][m], b[k][c][0], b[k][c][1]);
+        multiply_add<typename Tile::T>(out[m][2 * c + 1], a[k][m], b[k][c][2], b[k][c][3]);
       }
     }
   }

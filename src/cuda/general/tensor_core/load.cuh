@@ -29,10 +29,10 @@ struct Tile {
 
   __device__ Tile(const Params& params, const plan::Tile& tile, const Shared& shared)
       : params(params), tile(tile), shared(shared) {
-    const int thread = thread_anew();
-    warp = thread / kWarp;
+    const uint32_t thread = thread_anew();
+    warp = static_cast<int>(thread / kWarp);
     if (warp >= kScoreWarps) warp -= kScoreWarps;
-    lane = thread % kWarp;
+    lane = static_cast<int>(thread % kWarp);
   }
   /// The same with its place in the block read anew (thread_anew).
   __device__ Tile anew() const { return Tile(params, tile, shared); }
@@ -131,6 +131,67 @@ struct Tile {
   }
 };
 
+/// The 16-byte chunk of narrow rows that a lane copies, the same in every row that it has a part
+/// in: where it lies in the cache and where in a row of shared memory. 16 or 32 lanes take a row.
+class ChunkOfLane {
+ public:
+  /// Whether rows have as few chunks as there are lanes.
+  __device__ static bool serves(const Geometry& geometry) {
+    return geometry.kv_lora_rank + geometry.qk_rope_head_dim <= kLanes * kChunk;
+  }
+
+  __device__ ChunkOfLane(const Params& params, uint32_t lane) {
+    const AttentionParams& tensors = params.launch.tensors;
+    const CacheStrides& strides = tensors.cache;
+    const int value_chunks = tensors.geometry.kv_lora_rank / kChunk;
+    const int chunks = value_chunks + tensors.geometry.qk_rope_head_dim / kChunk;
+    row_ = lane / kLanes;
+    const auto chunk = static_cast<int>(lane % kLanes);
+    copies_ = chunk < chunks;
+    const bool is_value = chunk < value_chunks;
+    const int in_tensor = is_value ? chunk : chunk - value_chunks;
+    chunk_ = is_value ? chunk : params.shape.rope_column / kChunk + in_tensor;
+    from_ = static_cast<const uint16_t*>(is_value ? tensors.ckv : tensors.kpe) + in_tensor * kChunk;
+    page_stride_ = is_value ? strides.ckv_page : strides.kpe_page;
+    row_stride_ = is_value ? strides.ckv_row : strides.kpe_row;
+  }
+
+  /// Copies rows of one warp, of which lane i knows where row i lies and whether it is there.
+  template <int kRows>
+  __device__ void copy_rows(std::byte* rows, uint32_t first_row, uint32_t row_bytes, int32_t page,
+                            int32_t slot, bool is_there) const {
+    constexpr int kTimes = kRows / kRowsAtOnce;
+    const uint32_t there = __ballot_sync(kAllLanes, is_there) >> row_;
+    uint32_t pages[kTimes];
+    uint32_t slots[kTimes];
+#pragma unroll
+    for (int i = 0; i < kTimes; ++i) {
+      pages[i] = __shfl_sync(kAllLanes, page, i * kRowsAtOnce + row_);
+      slots[i] = __shfl_sync(kAllLanes, slot, i * kRowsAtOnce + row_);
+    }
+    if (!copies_) return;
+    uint32_t row = first_row + row_;
+    uint32_t to = smem_address(rows) + row * row_bytes;
+#pragma unroll
+    for (int i = 0; i < kTimes; ++i, row += kRowsAtOnce, to += kRowsAtOnce * row_bytes) {
+      copy_async(to + chunk_offset(row, chunk_),
+                 from_ + pages[i] * page_stride_ + slots[i] * row_stride_,
+                 (there >> i * kRowsAtOnce & 1) != 0);
+    }
+  }
+
+ private:
+  static constexpr int kLanes = 16;
+  static constexpr int kRowsAtOnce = kWarp / kLanes;
+
+  const uint16_t* from_;  // of page 0, row 0
+  int64_t page_stride_;   // in elements
+  int64_t row_stride_;
+  uint32_t row_;  // of those copied at once
+  int chunk_;     // of the row in shared memory
+  bool copies_;
+};
+
 /// Copies a tile's blocks of keys, one after the other.
 template <class Tile>
 class KeyLoader {
@@ -138,22 +199,29 @@ class KeyLoader {
   __device__ explicit KeyLoader(const Tile& t)
       : t_(t),
         pages_(t.plan().kv_indices + t.plan().kv_indptr[t.tile.request]),
-        key_(t.tile.kv_begin + t.warp * (kBlockKeys / kValueWarps) + t.lane),
+        key_(t.tile.kv_begin + t.warp * kRowsOfWarp + t.lane),
         end_(t.tile.kv_end),
-        stage_(t.shared.keys) {
+        stage_(t.shared.keys),
+        chunk_(t.params, t.lane),
+        is_narrow_(kMayBeNarrow && t.params.wide_cache && ChunkOfLane::serves(t.geometry())) {
     look_up();
   }
 
   /// Copies the next block, if there is one, and ends a group of copies.
   __device__ void load() {
     const Tile t = t_.anew();
-    if (key_ - t.warp * (kBlockKeys / kValueWarps) - t.lane < end_) {
-      const AttentionParams& tensors = t.tensors();
-      const CacheStrides& strides = tensors.cache;
-      t.template load_rows<kBlockKeys>(
-          stage_, tensors.ckv, tensors.kpe, t.params.wide_cache,
-          {page_ * strides.ckv_page + slot_ * strides.ckv_row,
-           page_ * strides.kpe_page + slot_ * strides.kpe_row, key_ < end_});
+    if (key_ - t.warp * kRowsOfWarp - t.lane < end_) {
+      if (is_narrow_) {
+        chunk_.copy_rows<kRowsOfWarp>(stage_, t.warp * kRowsOfWarp, t.params.shape.row_bytes, page_,
+                                      slot_, key_ < end_);
+      } else {
+        const AttentionParams& tensors = t.tensors();
+        const CacheStrides& strides = tensors.cache;
+        t.template load_rows<kBlockKeys>(
+            stage_, tensors.ckv, tensors.kpe, t.params.wide_cache,
+            {page_ * strides.ckv_page + slot_ * strides.ckv_row,
+             page_ * strides.kpe_page + slot_ * strides.kpe_row, key_ < end_});
+      }
       stage_ = t.after(stage_);
       key_ += kBlockKeys;
       look_up();
@@ -163,6 +231,9 @@ class KeyLoader {
 
  private:
   static constexpr int kBlockKeys = Tile::Traits::kBlockKeys;
+  static constexpr int kRowsOfWarp = kBlockKeys / kValueWarps;
+  // Outputs of up to 128 columns leave room in the registers for ChunkOfLane.
+  static constexpr bool kMayBeNarrow = Tile::Traits::kColumnTiles == 2;
 
   // Where the lane's row of the next block lies: asked for a block ahead, so that the page table's
   // latency is hidden.
@@ -178,6 +249,8 @@ class KeyLoader {
   int32_t key_;  // the lane's of the next block
   int32_t end_;
   std::byte* stage_;
+  ChunkOfLane chunk_;
+  bool is_narrow_;
   int32_t page_ = 0;
   int32_t slot_ = 0;
 };

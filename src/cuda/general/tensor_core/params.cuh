@@ -73,7 +73,9 @@ struct Shared {
 };
 
 /// Bytes from the start of row `row` to its 16-byte chunk `chunk`.
-__device__ inline int chunk_offset(int row, int chunk) { return (chunk ^ (row % 8)) * 16; }
+__device__ inline uint32_t chunk_offset(uint32_t row, uint32_t chunk) {
+  return (chunk ^ (row % 8)) * 16;
+}
 
 /// The address of the chunk 2 * count after one at `address` whose number has none of the bits of
 /// 2 * count; an exclusive or, as in chunk_offset, since rows start at multiples of 128 bytes.
@@ -97,8 +99,8 @@ struct TileTraits {
 
 /// The thread's number in the block, read anew at each call: what the compiler computes from it
 /// ahead of a loop costs registers that the output needs.
-__device__ inline int thread_anew() {
-  int thread;
+__device__ inline uint32_t thread_anew() {
+  uint32_t thread;
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
   return thread;
 }
