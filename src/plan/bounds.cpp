@@ -8,7 +8,8 @@
 namespace mla::plan {
 namespace {
 
-/// A worker but the last ends with at most one cut, and a row tile with c cuts has c + 1 parts.
+/// A worker but the last, or each member of a team but the last, ends with at most one cut, and a
+/// row tile with c cuts has c + 1 parts.
 int64_t automatic_rows(int64_t rows, int64_t cuts, int64_t tile_rows) {
   const int64_t cut_rows = cuts * std::min(tile_rows, rows);
   return cut_rows + std::min(cut_rows, rows);

@@ -7,8 +7,8 @@
 
 namespace mla::plan {
 
-std::span<const Tile> list_row_tiles(const ScheduleInput& input, const CostModel& model,
-                                     std::vector<Tile>& memory) {
+std::span<Tile> list_row_tiles(const ScheduleInput& input, const CostModel& model,
+                               std::vector<Tile>& memory) {
   const int64_t heads = input.num_heads;
   const int64_t tile_rows = model.tile_rows;
   const auto num_requests = static_cast<int32_t>(input.kv_len.size());

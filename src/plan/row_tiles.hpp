@@ -35,7 +35,7 @@ class CeilDivider {
 /// row sees. Where a tile begins depends on its request, the heads and tile_rows alone.
 /// The list lies at the beginning of `memory`, which grows where it must.
 /// Throws InvalidArgument: rows / tile_rows + requests is above kMaxTiles.
-std::span<const Tile> list_row_tiles(const ScheduleInput& input, const CostModel& model,
-                                     std::vector<Tile>& memory);
+std::span<Tile> list_row_tiles(const ScheduleInput& input, const CostModel& model,
+                               std::vector<Tile>& memory);
 
 }  // namespace mla::plan

@@ -10,6 +10,7 @@
 #include "plan/deal.hpp"
 #include "plan/parts.hpp"
 #include "plan/row_tiles.hpp"
+#include "plan/teams.hpp"
 #include "plan/tile_cost.hpp"
 #include "plan/totals.hpp"
 
@@ -22,6 +23,9 @@ namespace {
 // that it may end with, costs as much as two tiles.
 constexpr int64_t kMostTrials = 8;
 constexpr int64_t kTrialWork = 700;
+// How much later teams may finish than workers on their own: the model does not have what they
+// save, keys that come from memory once.
+constexpr double kMostTeamLoss = 1.0 / 16;
 
 /// What a trial learns.
 class TrialSink {
@@ -66,6 +70,15 @@ class ScheduleSink {
                            .num_partials = parts,
                            .rows_before = rows_before});
   }
+  /// For parts that do not follow each other: their merge, and the first of their partial rows.
+  int64_t reserve(const Tile& tile, int32_t parts) {
+    const int64_t partial_begin = num_partial_rows_;
+    num_partial_rows_ += int64_t{parts} * tile.num_rows;
+    merge(tile, parts);
+    return partial_begin;
+  }
+  /// A tile whose partial_begin is known.
+  void put(const Tile& tile) { *next_++ = tile; }
   void next_worker() { out_.worker_indptr.push_back(num_tiles()); }
 
   void finish(int32_t num_workers) {
@@ -187,6 +200,33 @@ Fill choose_fill(std::span<const Tile> row_tiles, const Totals& totals, const Sc
   return tighten(whole, row_tiles, totals, input, model);
 }
 
+/// Row tiles, teams' tiles or prescribed parts, dealt to input.num_workers.
+void deal_out(std::span<const Tile> tiles, const Totals& totals, const Fill& fill,
+              const ScheduleInput& input, const CostModel& model, Schedule& schedule) {
+  // Each worker but the last ends with at most one cut.
+  ScheduleSink sink(schedule, totals.tiles + (fill.may_cut ? input.num_workers - 1 : 0));
+  deal(tiles, input, model, fill.cap_ns * (1 + kRounding), fill.may_cut, sink);
+  sink.finish(input.num_workers);
+}
+
+/// Deals to teams instead; false, and nothing is done, where that would finish too late.
+bool deal_to_teams(std::span<Tile> row_tiles, double finish_ns, int32_t size,
+                   const ScheduleInput& input, const CostModel& model, Schedule& schedule) {
+  schedule.teams.resize(1);
+  Schedule& teams = schedule.teams.front();
+  ScheduleInput to_teams = input;
+  to_teams.num_workers = input.num_workers / size;
+  const std::span<const Tile> tiles = list_team_tiles(row_tiles, size, teams.row_tiles);
+  const Totals totals = sum_up(tiles, to_teams, model);
+  const Fill fill = choose_fill(tiles, totals, to_teams, model);
+  if (fill.finish_ns > (1 + kMostTeamLoss) * finish_ns) return false;
+  deal_out(tiles, totals, fill, to_teams, model, teams);
+  ScheduleSink sink(schedule, size * static_cast<int64_t>(teams.tiles.size()));
+  share_out(teams, size, row_tiles, sink);
+  sink.finish(input.num_workers);
+  return true;
+}
+
 void refuse_above(int64_t limit, int64_t value, const char* what) {
   if (value <= limit) return;
   throw_invalid({.what = what,
@@ -198,16 +238,15 @@ void refuse_above(int64_t limit, int64_t value, const char* what) {
 }  // namespace
 
 void make_schedule(const ScheduleInput& input, const CostModel& model, Schedule& schedule) {
-  const std::span<const Tile> row_tiles = list_row_tiles(input, model, schedule.row_tiles);
+  const std::span<Tile> row_tiles = list_row_tiles(input, model, schedule.row_tiles);
   const Totals totals = sum_up(row_tiles, input, model);
   refuse_above(kMaxTiles, totals.tiles, "tiles of the plan");
   refuse_above(kMaxPartialRows, totals.partial_rows, "partial rows of the plan");
 
   const Fill fill = row_tiles.empty() ? Fill{} : choose_fill(row_tiles, totals, input, model);
-  // Each worker but the last ends with at most one cut.
-  ScheduleSink sink(schedule, totals.tiles + (fill.may_cut ? input.num_workers - 1 : 0));
-  deal(row_tiles, input, model, fill.cap_ns * (1 + kRounding), fill.may_cut, sink);
-  sink.finish(input.num_workers);
+  const int32_t size = team_size(input, model);
+  if (size > 1 && deal_to_teams(row_tiles, fill.finish_ns, size, input, model, schedule)) return;
+  deal_out(row_tiles, totals, fill, input, model, schedule);
 }
 
 }  // namespace mla::plan

@@ -18,6 +18,7 @@ struct CostModel {
   double block_row_ns = 0;    ///< and for each row of the tile
   double partial_row_ns = 0;  ///< one partial row written, read again and merged
   double merge_ns = 0;        ///< once, where anything is merged at all: a barrier, a launch
+  bool shares_keys = false;   ///< keys that workers read at the same time come from memory once
 };
 
 /// Rows of one request against a range of its keys. Row r is query r / num_heads, head
@@ -51,7 +52,9 @@ struct Schedule {
   int64_t num_partial_rows = 0;
   int32_t max_splits = 0;  ///< the most parts of one row's keys; 0 without tiles
 
-  std::vector<Tile> row_tiles;  ///< memory of make_schedule: the tiles before they are cut
+  // Memory of make_schedule:
+  std::vector<Tile> row_tiles;  ///< the tiles before they are cut
+  std::vector<Schedule> teams;  ///< at most one: what each team does, before its members share it
 };
 
 struct ScheduleInput {

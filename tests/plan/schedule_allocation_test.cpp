@@ -16,7 +16,8 @@ TEST(ScheduleAllocation, AReusedScheduleStopsAllocating) {
                         .tile_ns = 1500,
                         .block_ns = 500,
                         .block_row_ns = 5,
-                        .partial_row_ns = 25};
+                        .partial_row_ns = 25,
+                        .shares_keys = true};
   std::vector<TestBatch> steps;
   for (const SplitPolicy splits :
        {SplitPolicy{}, SplitPolicy{.fixed_tokens = 512}, SplitPolicy{.forced_count = 7}}) {
@@ -26,6 +27,8 @@ TEST(ScheduleAllocation, AReusedScheduleStopsAllocating) {
         batch.queries.push_back(i % 64 == 0 ? 200 : 1);
         batch.kv_len.push_back((i * 7919 + step * 31) % 9000 + 200);
       }
+      steps.push_back(batch);
+      batch.queries.assign(batch.kv_len.size(), 8);  // two row tiles each: teams
       steps.push_back(batch);
     }
   }

@@ -134,6 +134,65 @@ inline double cost_of(const Tile& tile, const CostModel& model) {
   return model.tile_ns + blocks * (model.block_ns + tile.num_rows * model.block_row_ns) + partial;
 }
 
+/// The schedule's row tiles as they are before a cut or, where they are prescribed, its parts.
+inline std::vector<Tile> uncut_tiles(const Schedule& schedule, bool automatic) {
+  if (!automatic) return schedule.tiles;
+  std::map<std::pair<int32_t, int64_t>, Tile> row_tiles;
+  for (const Tile& tile : schedule.tiles) {
+    Tile& whole = row_tiles.try_emplace({tile.request, tile.row_begin}, tile).first->second;
+    whole.kv_begin = 0;
+    whole.kv_end = std::max(whole.kv_end, tile.kv_end);
+    whole.partial_begin = -1;
+  }
+  std::vector<Tile> tiles;
+  for (const auto& [key, tile] : row_tiles) tiles.push_back(tile);
+  return tiles;
+}
+
+/// The bound on the heaviest worker that docs/planner.md proves.
+inline double load_bound(const std::vector<Tile>& tiles, double workers, bool automatic,
+                         const CostModel& model) {
+  double total = 0;
+  double largest = 0;
+  double most_rows = 0;
+  double most_blocks = 0;
+  for (const Tile& tile : tiles) {
+    const double ns = cost_of(tile, model);
+    total += ns;
+    largest = std::max(largest, ns);
+    most_rows = std::max<double>(most_rows, tile.num_rows);
+    most_blocks =
+        std::max(most_blocks, std::ceil(static_cast<double>(tile.kv_end) / model.block_tokens));
+  }
+  const double others = 1 - 1 / workers;
+  const double whole = total / workers + others * largest;
+  if (!automatic) return whole;
+  const double part = model.tile_ns + most_rows * model.partial_row_ns;
+  const double block = model.block_ns + most_rows * model.block_row_ns;
+  double least = std::ceil(std::sqrt(most_blocks * model.partial_row_ns / block)) + 1;
+  if (workers > kMaxSplits) least = std::max(least, std::ceil(most_blocks / (kMaxSplits - 2)));
+  const double cut = std::max(total / workers + others * (2 * part + block), part + least * block);
+  const double merge = model.merge_ns + (std::ceil(largest / cut) + 1) * model.partial_row_ns;
+  return std::min(whole, cut + merge);
+}
+
+/// All that a kernel sees of a tile.
+inline auto fields_of(const Tile& tile) {
+  return std::tuple(tile.row_begin, tile.partial_begin, tile.request, tile.num_rows, tile.kv_begin,
+                    tile.kv_end);
+}
+
+inline void expect_same(const Schedule& a, const Schedule& b) {
+  ASSERT_EQ(a.worker_indptr, b.worker_indptr);
+  ASSERT_EQ(a.tiles.size(), b.tiles.size());
+  for (size_t i = 0; i < a.tiles.size(); ++i) {
+    ASSERT_EQ(fields_of(a.tiles[i]), fields_of(b.tiles[i])) << "tile " << i;
+  }
+  ASSERT_EQ(a.merges.size(), b.merges.size());
+  ASSERT_EQ(a.num_partial_rows, b.num_partial_rows);
+  ASSERT_EQ(a.max_splits, b.max_splits);
+}
+
 inline double heaviest_worker(const Schedule& schedule, const CostModel& model) {
   double heaviest = 0;
   for (size_t worker = 0; worker + 1 < schedule.worker_indptr.size(); ++worker) {

@@ -58,7 +58,8 @@ TestBatch equal_rows(int32_t rows, int32_t keys, int32_t heads, int32_t workers)
 // flashinfer PR 4904).
 TEST(ScheduleLoad, AutomaticSplitsAreWithin3PercentOfTheBestForcedCount) {
   for (const int32_t workers : {2, 16, 66, 132}) {
-    const CostModel& model = workers <= 16 ? kCores : kProcessors;
+    CostModel model = workers <= 16 ? kCores : kProcessors;
+    model.shares_keys = workers > 16;  // two row tiles of 64 rows at 128 heads: teams
     for (const int32_t heads : {16, 128}) {
       for (const int32_t rows : {1, 2, 3, 8, 32, 64, 100, 133, 200}) {
         for (const int32_t keys : {512, 1024, 4096, 8192, 32768, 131072}) {
@@ -69,6 +70,33 @@ TEST(ScheduleLoad, AutomaticSplitsAreWithin3PercentOfTheBestForcedCount) {
       }
     }
   }
+}
+
+// By the caps. A plan may have a little less than its cap on the heaviest worker: 1 %.
+TEST(ScheduleLoad, TeamsFinishAtMostASixteenthLater) {
+  CostModel shared = kProcessors;
+  shared.shares_keys = true;
+  int32_t teams = 0;
+  for (const int32_t workers : {66, 132}) {
+    for (const int32_t queries : {1, 2, 3, 4, 5, 7}) {  // two row tiles each
+      for (const int32_t rows : {1, 2, 3, 8, 32, 64, 100, 133, 200}) {
+        for (const int32_t keys : {1024, 4096, 8192, 32768, 131072}) {
+          TestBatch batch = equal_rows(rows, keys, 128, workers);
+          batch.queries.assign(static_cast<size_t>(rows), queries);
+          Schedule schedule;
+          make_schedule(batch.input(), shared, schedule);
+          EXPECT_LE(finish_ns(schedule, shared),
+                    (1 + 1.0 / 16) * 1.01 * finish_of(batch, kProcessors, {}))
+              << workers << " workers, " << rows << " rows of " << queries << " tokens, " << keys
+              << " keys";
+          // The second worker has the second row tile from its first key on.
+          const Tile& tile = schedule.tiles[static_cast<size_t>(schedule.worker_indptr[1])];
+          if (tile.row_begin == 64 && tile.kv_begin == 0) ++teams;
+        }
+      }
+    }
+  }
+  EXPECT_GT(teams, 400);
 }
 
 TEST(ScheduleLoad, OneLongRequestUsesTheWholeMachine) {

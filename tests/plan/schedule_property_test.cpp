@@ -47,6 +47,7 @@ class Draw {
     model.block_row_ns = one_of({0.0, 5.0, 800.0});
     model.partial_row_ns = one_of({0.0, 25.0, 300.0});
     model.merge_ns = one_of({0.0, 3000.0});
+    model.shares_keys = once_in(2);
     return model;
   }
 
@@ -66,9 +67,11 @@ class Draw {
     int64_t tiles_left = batch.splits.fixed_tokens + batch.splits.forced_count > 0 ? 300 : 20000;
     const int32_t num_rows = length(200);
     const int32_t most_queries = one_of({1, 1, 4, 70});
+    const bool equal = once_in(2);  // in queries: teams need requests of as many row tiles
+    const int32_t queries = between(1, most_queries);
     const int32_t most_keys = one_of({64, 5000, 200000});
     for (int32_t i = 0; i < num_rows; ++i) {
-      batch.queries.push_back(most_queries == 1 ? 1 : length(most_queries));
+      batch.queries.push_back(equal || most_queries == 1 ? queries : length(most_queries));
       batch.kv_len.push_back(length(most_keys));
       tiles_left -= 1 + int64_t{batch.queries.back()} * batch.num_heads / model.tile_rows;
       if (tiles_left < 0) {
@@ -83,63 +86,25 @@ class Draw {
   std::mt19937_64 random_;
 };
 
-/// The bound that docs/planner.md proves, from the schedule's uncut tiles.
-double load_bound(const ScheduleInput& input, const CostModel& model, const Schedule& schedule) {
-  const bool automatic = input.splits.fixed_tokens == 0 && input.splits.forced_count == 0;
-  double total = 0;
-  double largest = 0;
-  double most_rows = 0;
-  double most_blocks = 0;
-  // The row tiles as they are before a cut: an automatic part is no row tile of its own.
-  const std::vector<Tile>& tiles = schedule.tiles;
-  for (size_t i = 0; i < tiles.size(); ++i) {
-    Tile tile = tiles[i];
-    if (automatic) {
-      while (i + 1 < tiles.size() && tiles[i + 1].request == tile.request &&
-             tiles[i + 1].row_begin == tile.row_begin) {
-        ++i;
-      }
-      tile.kv_end = tiles[i].kv_end;
-      tile.partial_begin = -1;
-    }
-    const double ns = cost_of(tile, model);
-    total += ns;
-    largest = std::max(largest, ns);
-    most_rows = std::max<double>(most_rows, tile.num_rows);
-    most_blocks =
-        std::max(most_blocks, std::ceil(static_cast<double>(tile.kv_end) / model.block_tokens));
-  }
-  const double workers = input.num_workers;
-  const double others = 1 - 1 / workers;
-  const double whole = total / workers + others * largest;
-  if (!automatic) return whole;
-  const double part = model.tile_ns + most_rows * model.partial_row_ns;
-  const double block = model.block_ns + most_rows * model.block_row_ns;
-  double least = std::ceil(std::sqrt(most_blocks * model.partial_row_ns / block)) + 1;
-  if (input.num_workers > kMaxSplits) {
-    least = std::max(least, std::ceil(most_blocks / (kMaxSplits - 2)));
-  }
-  const double cut = std::max(total / workers + others * (2 * part + block), part + least * block);
-  const double merge = model.merge_ns + (std::ceil(largest / cut) + 1) * model.partial_row_ns;
-  return std::min(whole, cut + merge);
-}
-
 void check_everything(TestBatch& batch, const CostModel& model) {
   const ScheduleInput input = batch.input();
   Schedule schedule;
   make_schedule(input, model, schedule);
   ASSERT_NO_FATAL_FAILURE(check_schedule(input, model, schedule));
   ASSERT_LE(schedule.max_splits, kMaxSplits);
-  EXPECT_LE(heaviest_worker(schedule, model), load_bound(input, model, schedule) * (1 + 1e-6));
+  const bool automatic = input.splits.fixed_tokens == 0 && input.splits.forced_count == 0;
+  double bound = load_bound(uncut_tiles(schedule, automatic), input.num_workers, automatic, model);
+  if (model.shares_keys) bound *= 17.0 / 16;  // what teams may lose
+  EXPECT_LE(heaviest_worker(schedule, model), bound * (1 + 1e-6));
 }
 
 std::string describe(const TestBatch& batch, const CostModel& model, uint64_t seed) {
-  std::string text = "seed " + std::to_string(seed) + " H" + std::to_string(batch.num_heads) +
-                     " workers " + std::to_string(batch.num_workers) + " fixed " +
-                     std::to_string(batch.splits.fixed_tokens) + " forced " +
-                     std::to_string(batch.splits.forced_count) + " tile_rows " +
-                     std::to_string(model.tile_rows) + " block " +
-                     std::to_string(model.block_tokens) + (batch.causal ? " causal" : "");
+  std::string text =
+      "seed " + std::to_string(seed) + " H" + std::to_string(batch.num_heads) + " workers " +
+      std::to_string(batch.num_workers) + " fixed " + std::to_string(batch.splits.fixed_tokens) +
+      " forced " + std::to_string(batch.splits.forced_count) + " tile_rows " +
+      std::to_string(model.tile_rows) + " block " + std::to_string(model.block_tokens) +
+      (batch.causal ? " causal" : "") + (model.shares_keys ? " shares keys" : "");
   for (size_t i = 0; i < std::min<size_t>(batch.kv_len.size(), 8); ++i) {
     text += " q" + std::to_string(batch.queries[i]) + "/kv" + std::to_string(batch.kv_len[i]);
   }
@@ -204,10 +169,6 @@ TEST(ScheduleProperty, SmallBatchesCountEveryPairOnce) {
 }
 
 TEST(ScheduleProperty, SameInputGivesTheSameSchedule) {
-  const auto key = [](const Tile& tile) {
-    return std::tuple(tile.row_begin, tile.partial_begin, tile.request, tile.num_rows,
-                      tile.kv_begin, tile.kv_end);
-  };
   Schedule reused;
   for (uint64_t seed = 1; seed <= 500; ++seed) {
     Draw draw(seed);
@@ -216,14 +177,8 @@ TEST(ScheduleProperty, SameInputGivesTheSameSchedule) {
     Schedule fresh;
     make_schedule(batch.input(), model, fresh);
     make_schedule(batch.input(), model, reused);  // holds the last batch's
-    ASSERT_EQ(fresh.worker_indptr, reused.worker_indptr) << "seed " << seed;
-    ASSERT_EQ(fresh.tiles.size(), reused.tiles.size());
-    for (size_t i = 0; i < fresh.tiles.size(); ++i) {
-      ASSERT_EQ(key(fresh.tiles[i]), key(reused.tiles[i])) << "seed " << seed << " tile " << i;
-    }
-    ASSERT_EQ(fresh.merges.size(), reused.merges.size());
-    ASSERT_EQ(fresh.num_partial_rows, reused.num_partial_rows);
-    ASSERT_EQ(fresh.max_splits, reused.max_splits);
+    SCOPED_TRACE(describe(batch, model, seed));
+    ASSERT_NO_FATAL_FAILURE(expect_same(fresh, reused));
   }
 }
 
@@ -346,7 +301,8 @@ TEST(ScheduleProperty, ExtremeBatchesHoldForAllWorkerCounts) {
                         .block_ns = 500,
                         .block_row_ns = 5,
                         .partial_row_ns = 25,
-                        .merge_ns = 2500};
+                        .merge_ns = 2500,
+                        .shares_keys = true};
   const std::vector<int32_t> ones(17000, 1);
   std::vector<int32_t> lengths(17000);
   for (size_t i = 0; i < lengths.size(); ++i) lengths[i] = static_cast<int32_t>(i * 7919 % 9000);
