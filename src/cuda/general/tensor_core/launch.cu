@@ -107,7 +107,8 @@ plan::CostModel cost_model(const KernelQuery& query) {
                      .block_ns = kStepNs + keys * shape.row_bytes / kBytesPerNs,
                      .block_row_ns = keys * columns / kMultiplyAdds,
                      .partial_row_ns = 0.1 * query.geometry.kv_lora_rank,
-                     .merge_ns = 4000},
+                     .merge_ns = 4000,
+                     .shares_keys = true},
                     "cuda_tensor_core", query);
 }
 

@@ -53,7 +53,8 @@ plan::CostModel cost_model(const KernelQuery& query) {
                      .block_ns = 2100,
                      .block_row_ns = 0,
                      .partial_row_ns = 20,
-                     .merge_ns = 5000},
+                     .merge_ns = 5000,
+                     .shares_keys = true},
                     "sm90_dense", query);
 }
 
