@@ -30,6 +30,13 @@ Mix equal_decode(int64_t rows) {
   return mix;
 }
 
+/// Four row tiles a request.
+Mix equal_verify(int64_t rows) {
+  Mix mix;
+  for (int64_t i = 0; i < rows; ++i) mix.add(16, 4096);
+  return mix;
+}
+
 Mix uneven_decode(int64_t rows) {
   Mix mix;
   std::mt19937 random(1);
@@ -66,7 +73,8 @@ void schedule(benchmark::State& state, Mix (*make)(int64_t), SplitPolicy splits)
                         .block_ns = 500,
                         .block_row_ns = 5,
                         .partial_row_ns = 25,
-                        .merge_ns = 2500};
+                        .merge_ns = 2500,
+                        .shares_keys = true};
   Schedule out;
   for ([[maybe_unused]] auto _ : state) {
     make_schedule(input, model, out);
@@ -84,6 +92,7 @@ void rows_and_workers(benchmark::internal::Benchmark* bench) {
 }
 
 BENCHMARK_CAPTURE(schedule, equal_decode, &equal_decode, SplitPolicy{})->Apply(rows_and_workers);
+BENCHMARK_CAPTURE(schedule, equal_verify, &equal_verify, SplitPolicy{})->Apply(rows_and_workers);
 BENCHMARK_CAPTURE(schedule, uneven_decode, &uneven_decode, SplitPolicy{})->Apply(rows_and_workers);
 BENCHMARK_CAPTURE(schedule, prefill_and_decode, &prefill_and_decode, SplitPolicy{})
     ->Apply(rows_and_workers);
