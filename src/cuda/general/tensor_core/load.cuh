@@ -209,7 +209,7 @@ class KeyLoader {
 
   /// Copies the next block, if there is one, and ends a group of copies.
   __device__ void load() {
-    const Tile t = t_.anew();
+    const Tile t = kMayBeNarrow ? t_ : t_.anew();
     if (key_ - t.warp * kRowsOfWarp - t.lane < end_) {
       if (is_narrow_) {
         chunk_.copy_rows<kRowsOfWarp>(stage_, t.warp * kRowsOfWarp, t.params.shape.row_bytes, page_,

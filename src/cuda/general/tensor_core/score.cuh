@@ -55,20 +55,24 @@ __device__ void score_block(const Tile& t, const std::byte* keys, const ScoreSha
   };
 #pragma unroll
   for (int product = 0; product < kProducts - 1; ++product) load(product);
-  int groups_left = t.params.shape.width / kGroupColumns;
+  // Of the last group of narrow rows only the columns that are used; else whole groups.
+  constexpr bool kSkipsPadding = Traits::kColumnTiles == 2;
+  constexpr int kStep = kSkipsPadding ? kGroupColumns : 1;
+  int left = kSkipsPadding ? t.params.shape.rope_column + t.geometry().qk_rope_head_dim
+                           : t.params.shape.width / kGroupColumns;
 #pragma unroll 1
   do {
     load(kProducts - 1);
     multiply(0);
     query_at += kGroupColumns * sizeof(typename Tile::T);
     key_at += kGroupColumns * sizeof(typename Tile::T);
-    --groups_left;
+    left -= kStep;
 #pragma unroll
     for (int product = 1; product < kProducts; ++product) {
-      if (groups_left > 0) load(product - 1);
-      multiply(product);
+      if (left > 0) load(product - 1);
+      if (!kSkipsPadding || left > (product - kProducts) * 16) multiply(product);
     }
-  } while (groups_left > 0);
+  } while (left > 0);
 #pragma unroll
   for (int i = 0; i < kKeyTiles; ++i) {
 #pragma unroll
