@@ -425,6 +425,7 @@ __device__ inline void store_rows(const AttentionArgs& args, const Work& work, i
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int pair = lane % 4;
   const int warp_row = static_cast<int>(threadIdx.x) % Traits::kGroupThreads / 32 * 16;
+  constexpr int kRowsOfTwoWarps = 32;
   if (warp_row >= work.num_rows) return;
 #pragma unroll
   for (int r = 0; r < kRowsOfThread; ++r) {
@@ -433,16 +434,38 @@ __device__ inline void store_rows(const AttentionArgs& args, const Work& work, i
     const bool empty = sum[r] == 0;  // not so where it is NaN
     const float inverse = empty ? 0 : 1 / sum[r];
     const float lse = empty ? -INFINITY : natural_lse(max[r], sum[r], plan.sm_scale);
+    // Of two chunks of eight columns neighbouring lanes swap a half each, so that a lane has four
+    // columns of one of them.
+    const bool odd = pair % 2 != 0;
+    const int four = 8 * (pair % 2) + 2 * (pair & 2);
+    const auto swap = [&](auto first, auto second) {
+      return __shfl_xor_sync(0xffffffff, odd ? first : second, 1);
+    };
     if (work.partial_begin >= 0) {
-      if (!live) continue;
       const int64_t at = work.partial_begin + row;
-      float* to = tensors.partial_out + at * Traits::kRank + half * Traits::kHalfColumns + 2 * pair;
+      float* to = tensors.partial_out + at * Traits::kRank + half * Traits::kHalfColumns;
+      if (work.num_rows > kRowsOfTwoWarps) {
 #pragma unroll
-      for (int c = 0; c < 32; ++c) {
-        *reinterpret_cast<float2*>(to + 8 * c) =
-            make_float2(out[4 * c + 2 * r] * inverse, out[4 * c + 2 * r + 1] * inverse);
+        for (int c = 0; c < 32; c += 2) {
+          const float2 first =
+              make_float2(out[4 * c + 2 * r] * inverse, out[4 * c + 2 * r + 1] * inverse);
+          const float2 second =
+              make_float2(out[4 * c + 4 + 2 * r] * inverse, out[4 * c + 4 + 2 * r + 1] * inverse);
+          const float2 swapped = make_float2(swap(first.x, second.x), swap(first.y, second.y));
+          if (!live) continue;
+          *reinterpret_cast<float4*>(to + four + 8 * c) =
+              odd ? make_float4(swapped.x, swapped.y, second.x, second.y)
+                  : make_float4(first.x, first.y, swapped.x, swapped.y);
+        }
+      } else if (live) {
+        // Few warps store: fewer instructions matter more than fewer stores.
+#pragma unroll
+        for (int c = 0; c < 32; ++c) {
+          *reinterpret_cast<float2*>(to + 2 * pair + 8 * c) =
+              make_float2(out[4 * c + 2 * r] * inverse, out[4 * c + 2 * r + 1] * inverse);
+        }
       }
-      if (half == 0 && pair == 0) tensors.partial_lse[at] = lse;
+      if (live && half == 0 && pair == 0) tensors.partial_lse[at] = lse;
       continue;
     }
     const RowPlace at =
@@ -450,18 +473,15 @@ __device__ inline void store_rows(const AttentionArgs& args, const Work& work, i
     T* to = static_cast<T*>(tensors.out) + at.token * tensors.out_token_stride +
             at.head * tensors.out_head_stride + half * Traits::kHalfColumns;
     if (args.out_aligned) {
-      // Neighbouring lanes swap, so that each has four columns of one of two chunks.
-      const bool odd = pair % 2 != 0;
-      T* four = to + 8 * (pair % 2) + 2 * (pair & 2);
 #pragma unroll
       for (int c = 0; c < 32; c += 2) {
         const uint32_t first =
             pack<T>(out[4 * c + 2 * r] * inverse, out[4 * c + 2 * r + 1] * inverse);
         const uint32_t second =
             pack<T>(out[4 * c + 4 + 2 * r] * inverse, out[4 * c + 4 + 2 * r + 1] * inverse);
-        const uint32_t swapped = __shfl_xor_sync(0xffffffff, odd ? first : second, 1);
+        const uint32_t swapped = swap(first, second);
         if (live) {
-          *reinterpret_cast<uint2*>(four + 8 * c) =
+          *reinterpret_cast<uint2*>(to + four + 8 * c) =
               odd ? make_uint2(swapped, second) : make_uint2(first, swapped);
         }
       }
