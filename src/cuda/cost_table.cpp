@@ -16,8 +16,10 @@ struct Entry {
 
 // tile, block, block and row, partial row, merge: lines of `mla bench --calibrate`.
 constexpr Entry kEntries[] = {
-    {"NVIDIA H200", "sm90_dense", 512, 64, 64, {4000, 2100, 0, 20, 5000}},
-    {"NVIDIA H200", "sm90_dense", 512, 64, 128, {4000, 2100, 0, 20, 5000}},
+    {"NVIDIA H200", "sm90_dense", 512, 64, 64, {4707, 2047.0, 11.7, 97.7, 2524}},
+    {"NVIDIA H200", "sm90_dense", 512, 64, 128, {5444, 1551.5, 5.51, 30.5, 6259}},
+    {"NVIDIA H200", "sm90_dense", 512, 0, 64, {4395, 1828.2, 11.3, 94.4, 2811}},
+    {"NVIDIA H200", "sm90_dense", 512, 0, 128, {5127, 1422.8, 4.91, 31, 5678}},
 };
 
 }  // namespace
