@@ -101,6 +101,27 @@ TEST_P(LatentShapeContract, AnyShapeIsServed) {
   }
 }
 
+// Partial rows of widths that are no multiple of what is read at once, merged in few parts and
+// many.
+TEST_P(LatentShapeContract, SplitRowsOfAnyWidthAreMerged) {
+  for (const int32_t rank : {1, 2, 3, 6, 127, 129, 258, 500}) {
+    for (const int32_t parts : {2, 9, 40}) {
+      AttentionCase c{.name = "split rows",
+                      .q_lens = {1, 2},
+                      .kv_lens = {40 * 64, 1000},
+                      .causal = true,
+                      .splits = {.forced_count = parts}};
+      c.geometry = {.num_heads = 3,
+                    .kv_lora_rank = rank,
+                    .qk_rope_head_dim = 5,
+                    .page_size = 16,
+                    .dtype = DType::kBFloat16,
+                    .kv_dtype = DType::kBFloat16};
+      EXPECT_GT(expect_holds(c).plan.num_splits, 1);
+    }
+  }
+}
+
 TEST_P(LatentShapeContract, TheWidestLatentIsServed) {
   for (const int32_t rope : {0, 1, 64}) {
     AttentionCase c{.q_lens = {2}, .kv_lens = {20}, .causal = true};
