@@ -17,7 +17,8 @@
 #                   what its calls cost the host, to OUT/python_host.json
 #         sanitizers  memcheck, racecheck, initcheck, synccheck, each a stage of its own too, over a
 #                     reduced list; a suite may take SANITIZER_SECONDS (60)
-#         replay    300 requests of the trace in MLA_TRACE, a file named to pack, at full length
+#         replay    300 requests of the trace in MLA_TRACE, a file named to pack, at full length, to
+#                   OUT/replay_trace.json
 #         calibrate  the planner's costs of the card's kernels, to OUT/costs.json
 #         bench     mla bench over the whole grid, BENCH_ROUNDS (5) times, to OUT/grid.json, with every
 #                   DIR/peers/*.so as a peer
@@ -165,7 +166,7 @@ run_stage() {
     memcheck | racecheck | initcheck | synccheck) run_sanitizer "$1" ;;
     replay)
       run_command replay-trace "$here/mla" replay "$here/data/trace.jsonl" --requests 300 --layers 1 \
-        --check 1 --device cuda --threads "$(nproc)" --json "$out/logs/replay-trace.json"
+        --check 1 --device cuda --threads "$(nproc)" --json "$out/replay_trace.json"
       ;;
     calibrate)
       run_command calibrate "$here/mla" bench --device cuda --calibrate --note "${COMMIT:-}" \
@@ -206,15 +207,23 @@ run_stage() {
 
 merge() {
   python3 - "$1" "$2" "${required[@]}" <<'PY'
-import glob, json, os, sys
+import json, os, sys
 out, commit, *required = sys.argv[1:]
 machine = json.load(open(os.path.join(out, "machine.json")))
-stages = [json.load(open(p)) for p in sorted(glob.glob(os.path.join(out, "*.json")))
-          if os.path.basename(p) not in ("machine.json", "grid.json", "costs.json", "python_host.json")]
-suites = [dict(stage=s["stage"], **suite) for s in stages for suite in s["suites"]]
-ran = {s["stage"] for s in suites}
-suites += [{"stage": stage, "name": "did not run", "passed": 0, "failed": 1, "skipped": 0, "seconds": 0}
-           for stage in required if stage not in ran]
+suites = []
+for stage in sorted([*required, "calibrate"]):
+    missing = None
+    try:
+        found = json.load(open(os.path.join(out, stage + ".json")))["suites"]
+        if not found:
+            missing = "did not run"
+    except FileNotFoundError:
+        found, missing = [], "did not run" if stage in required else None
+    except (ValueError, KeyError):
+        found, missing = [], "its results are cut off"
+    suites += [dict(stage=stage, **suite) for suite in found]
+    if missing:
+        suites.append({"stage": stage, "name": missing, "passed": 0, "failed": 1, "skipped": 0, "seconds": 0})
 failed = sum(s["failed"] for s in suites)
 print(json.dumps({**machine, "commit": commit,
                   "passed": sum(s["passed"] for s in suites),

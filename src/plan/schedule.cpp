@@ -221,7 +221,10 @@ bool deal_to_teams(std::span<Tile> row_tiles, double finish_ns, int32_t size,
   const Fill fill = choose_fill(tiles, totals, to_teams, model);
   if (fill.finish_ns > (1 + kMostTeamLoss) * finish_ns) return false;
   deal_out(tiles, totals, fill, to_teams, model, teams);
-  ScheduleSink sink(schedule, size * static_cast<int64_t>(teams.tiles.size()));
+  // A cut of a team tile is one of each of its members' row tiles.
+  const size_t cuts = teams.tiles.size() - tiles.size();
+  ScheduleSink sink(schedule,
+                    static_cast<int64_t>(row_tiles.size() + cuts * static_cast<size_t>(size)));
   share_out(teams, size, row_tiles, sink);
   sink.finish(input.num_workers);
   return true;

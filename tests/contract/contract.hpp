@@ -49,6 +49,21 @@ class KernelTest : public testing::TestWithParam<std::string> {
   }
 
   static Device device() { return device_of(GetParam()); }
+  /// The smallest latent that the kernel serves, so that many cases run in little time.
+  static Geometry small_geometry(int32_t heads) {
+    const auto of = [&](int32_t rank, int32_t rope, DType dtype) {
+      return Geometry{.num_heads = heads,
+                      .kv_lora_rank = rank,
+                      .qk_rope_head_dim = rope,
+                      .page_size = 16,
+                      .dtype = dtype,
+                      .kv_dtype = dtype};
+    };
+    for (const Geometry& geometry : {of(32, 8, DType::kFloat32), of(32, 8, DType::kBFloat16)}) {
+      if (supports(geometry, device(), {}, GetParam())) return geometry;
+    }
+    return of(512, 64, DType::kBFloat16);
+  }
   /// Runs the case on the parameter's kernel and expects the contract to hold for it.
   CheckReport expect_holds(AttentionCase c, int64_t max_rows = kAllRows) const {
     c.kernel = GetParam();

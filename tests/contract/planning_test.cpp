@@ -9,16 +9,6 @@ namespace {
 
 MLA_CONTRACT_SUITE(PlanningContract);
 
-// A small latent, so that many plans run in little time.
-Geometry small_geometry(int32_t heads) {
-  return {.num_heads = heads,
-          .kv_lora_rank = 32,
-          .qk_rope_head_dim = 8,
-          .page_size = 16,
-          .dtype = DType::kFloat32,
-          .kv_dtype = DType::kFloat32};
-}
-
 // vllm-project/vllm PR 48045: more row tiles than processors made the number of parts 0.
 TEST_P(PlanningContract, AnyNumberOfQueriesOfOneRequestIsServed) {
   for (const int32_t queries : {1, 2, 3, 5, 16, 17, 63, 64, 65, 67, 127, 300, 511, 1024}) {

@@ -193,5 +193,18 @@ TEST(ScheduleTeams, OtherPlansAreAsWithout) {
   }
 }
 
+// Teams of as many members as one request has row tiles, beside many requests of one row tile.
+TEST(ScheduleTeams, MemoryIsOfTheTilesThatThereAre) {
+  TestBatch batch{.queries = std::vector<int32_t>(2000, 1),
+                  .kv_len = std::vector<int32_t>(2000, 0),
+                  .num_heads = 128,
+                  .num_workers = 66};
+  batch.queries[0] = 66;
+  batch.kv_len[0] = 1 << 22;
+  const Schedule schedule = checked(batch);
+  EXPECT_EQ(schedule.teams.size(), 1U);
+  EXPECT_LE(schedule.tiles.capacity(), 66 + 2000 + 66);
+}
+
 }  // namespace
 }  // namespace mla::plan

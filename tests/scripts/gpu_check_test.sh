@@ -76,4 +76,10 @@ for stage in unit contract engine layer python memcheck racecheck initcheck sync
     >"$work/out/$stage.json"
 done
 check 0 '"failed": 0,' merge "$work/out" 0123abc
+
+# Other files of the folder are none of its business; a stage's that is cut off is a failure.
+: >"$work/out/check.json"
+check 0 '"failed": 0,' merge "$work/out" 0123abc
+echo '{"stage": "layer", "sui' >"$work/out/layer.json"
+check 1 '"name": "its results are cut off",' merge "$work/out" 0123abc
 echo "gpu_check.sh counts and refuses as it should"

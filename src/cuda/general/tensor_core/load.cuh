@@ -132,7 +132,7 @@ struct Tile {
 };
 
 /// The 16-byte chunk of narrow rows that a lane copies, the same in every row that it has a part
-/// in: where it lies in the cache and where in a row of shared memory. 16 or 32 lanes take a row.
+/// in: where it lies in the cache and where in a row of shared memory. 16 lanes take a row.
 class ChunkOfLane {
  public:
   /// Whether rows have as few chunks as there are lanes.
