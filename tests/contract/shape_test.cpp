@@ -33,6 +33,17 @@ TEST_P(HeadCountContract, ManyHeadsAreServedOverManySteps) {
   }
 }
 
+// Partial rows of tiles that one warp stores, several, and two blocks.
+TEST_P(HeadCountContract, SplitRowsOfAnyNumberOfHeadsAreMerged) {
+  for (const int32_t heads : {1, 16, 20, 33, 64, 65, 128}) {
+    AttentionCase c{
+        .q_lens = {1, 2}, .kv_lens = {200, 129}, .causal = true, .splits = {.forced_count = 3}};
+    c.geometry.num_heads = heads;
+    c.geometry.page_size = 64;
+    EXPECT_GT(expect_holds(c, 48).plan.num_splits, 1);
+  }
+}
+
 TEST_P(HeadCountContract, TheLargestNumberOfHeadsIsServed) {
   AttentionCase c{.q_lens = {1, 2}, .kv_lens = {9, 3}, .causal = true};
   c.geometry.num_heads = 1024;
@@ -70,6 +81,26 @@ TEST_P(LatentShapeContract, ShapesOfModelsAreServed) {
                     .kv_dtype = dtype};
       expect_holds(c);
       c.layout.separate_cache = true;
+      expect_holds(c);
+    }
+  }
+}
+
+// Rows of few chunks of 16 bytes, in tiles of every height, against so many keys that a ring of
+// blocks comes round.
+TEST_P(LatentShapeContract, NarrowRowsAreServedOverManySteps) {
+  for (const auto& [rank, rope] : {std::pair{64, 16}, {64, 64}, {128, 0}, {8, 8}}) {
+    for (const int32_t heads : {16, 32, 64}) {
+      AttentionCase c{.q_lens = {1},
+                      .kv_lens = {heads == 16 ? 1300 : 700},
+                      .causal = true,
+                      .splits = {.forced_count = 1}};
+      c.geometry = {.num_heads = heads,
+                    .kv_lora_rank = rank,
+                    .qk_rope_head_dim = rope,
+                    .page_size = 16,
+                    .dtype = DType::kBFloat16,
+                    .kv_dtype = DType::kBFloat16};
       expect_holds(c);
     }
   }
