@@ -274,7 +274,7 @@ __device__ inline void attend(const AttentionArgs& args, const int half,
   const auto free_keys = [&](RingPlace at) {
     if (lane != 0) return;
     const uint32_t barrier = shared_address(&shared.keys_free[at.stage()][half]);
-    if (Traits::kBlocks == 2 && args.shares_keys) {
+    if (in_cluster<Traits>(args)) {
       barrier_arrive_in_cluster(address_in_cluster(barrier, half));  // who brings this half
     } else {
       barrier_arrive(barrier);

@@ -32,8 +32,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     for (int stage = 0; stage < Traits::kStages; ++stage) {
       for (int half = 0; half < Traits::kHalves; ++half) {
         barrier_init(shared_address(&shared.keys_full[stage][half]), fillers);
-        const uint32_t warps =
-            args.shares_keys ? 8 : 4;  // of a group in each block that reads them
+        const uint32_t warps = args.is_cluster ? 8 : 4;  // of a group in each block that reads them
         barrier_init(shared_address(&shared.keys_free[stage][half]), warps);
       }
     }
@@ -47,8 +46,8 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   }
   // Before others of a cluster arrive at a block's barriers all must be there, and at the end none
   // may leave while they still do.
-  const bool in_cluster = Traits::kBlocks == 2 && args.shares_keys;
-  in_cluster ? cluster_sync() : __syncthreads();
+  const bool has_partner = in_cluster<Traits>(args);
+  has_partner ? cluster_sync() : __syncthreads();
   const auto role = static_cast<Role>(threadIdx.x / Traits::kGroupThreads);
   if (role == Role::kLoad) {
     lower_registers<Traits::kLoadRegisters>();
@@ -63,7 +62,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     raise_registers<Traits::kMathRegisters>();
     attend<Traits>(args, role == Role::kMathLeft ? 0 : 1, shared);
   }
-  if (in_cluster) cluster_sync();
+  if (has_partner) cluster_sync();
 }
 
 }  // namespace mla::cuda::sm90

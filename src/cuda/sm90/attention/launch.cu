@@ -150,7 +150,7 @@ AttentionArgs args_of(const AttentionLaunch& launch) {
   AttentionArgs args{kernel_params(launch)};
   const int32_t blocks = blocks_per_worker(params.geometry);
   choose_key_loads(params, args);
-  args.shares_keys = blocks == 2 && args.key_loads == KeyLoads::kBoxes;
+  args.is_cluster = blocks == 2 && args.key_loads == KeyLoads::kBoxes;
   const auto chunks = [](int64_t token_stride, int64_t head_stride, int64_t elements) {
     return token_stride % elements == 0 && head_stride % elements == 0;
   };
@@ -173,7 +173,7 @@ void launch(const AttentionLaunch& launch, Stream stream) {
   constexpr int kThreads = WidestTraits::kThreads;
   cudaLaunchAttribute cluster{};
   cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {args.shares_keys ? 2U : 1U, 1, 1};
+  cluster.val.clusterDim = {args.is_cluster ? 2U : 1U, 1, 1};
   cudaLaunchConfig_t config{};
   config.gridDim = num_blocks;
   config.blockDim = kThreads;

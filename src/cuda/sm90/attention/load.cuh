@@ -188,7 +188,7 @@ __device__ inline void load_by_threads(const AttentionArgs& args, SharedStorage<
 template <class Traits>
 __device__ inline void load_by_boxes(const AttentionArgs& args, SharedStorage<Traits>& shared) {
   const bool drives = threadIdx.x % Traits::kGroupThreads == 0;
-  const bool shares = Traits::kBlocks == 2 && args.shares_keys;
+  const bool shares = in_cluster<Traits>(args);
   const auto rank = static_cast<uint32_t>(blockIdx.x % 2);  // in a cluster
   RingPlace ring;
   uint32_t num_works = 0;  // that have keys

@@ -83,7 +83,7 @@ struct AttentionArgs : KernelParams {
   CUtensorMap kpe_boxes{};  ///< the same, one strip
   KeyLoads key_loads = KeyLoads::kElements;
   /// The two blocks of a worker are a cluster, and each brings one half of the keys to both.
-  bool shares_keys = false;
+  bool is_cluster = false;
   // Whether 16-byte (out: 8-byte) accesses are aligned; else elements are moved one by one.
   bool queries_aligned = false;
   bool out_aligned = false;

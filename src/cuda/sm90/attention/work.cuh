@@ -37,6 +37,12 @@ __device__ inline Work work_of(const AttentionArgs& args, int32_t tile_index) {
           .num_steps = num_keys / Traits::kKeys + (num_keys % Traits::kKeys > 0)};
 }
 
+/// Whether the worker's two blocks bring keys for each other.
+template <class Traits>
+__device__ inline bool in_cluster(const AttentionArgs& args) {
+  return Traits::kBlocks == 2 && args.is_cluster;
+}
+
 /// Calls fn(work) for every tile of this block, the same in each of its roles.
 template <class Traits, class Fn>
 __device__ inline void for_each_work(const AttentionArgs& args, const Fn& fn) {
@@ -46,7 +52,7 @@ __device__ inline void for_each_work(const AttentionArgs& args, const Fn& fn) {
   for (int32_t t = tiles[0]; t < end; ++t) {
     const Work work = work_of<Traits>(args, t);
     // A block without rows goes along where the other one needs the keys that it brings.
-    const bool has_part = work.num_rows > 0 || args.shares_keys;
+    const bool has_part = work.num_rows > 0 || args.is_cluster;
     if (has_part && work.request < args.num_requests) fn(work);
   }
 }
