@@ -253,21 +253,27 @@ __device__ inline void attend(const AttentionArgs& args, const int half,
 #pragma unroll
     for (int i = 0; i < 128; ++i) out[i] *= rescale[i / 2 % 2];
   };
-  const auto values_of = [&](RingPlace at, int k) {
+  // Made before the products that use it: what a warp does between two of them holds up the second.
+  const auto values_of = [&](RingPlace at) {
     const uint32_t values = keys_at(at) + half * Traits::kHalfStrips * Traits::kStripBytes;
-    return advance(matrix_descriptor(values, Traits::kStripBytes), k * 16 * Traits::kRowBytes);
+    return matrix_descriptor(values, Traits::kStripBytes);
   };
+  constexpr uint32_t kBytesOf16Keys = 16 * Traits::kRowBytes;
   const auto start_values_of_own = [&](RingPlace at) {
-    products_begin();
-#pragma unroll
-    for (int k = 0; k < 4; ++k) multiply_values<T>(out, weights[k], values_of(at, k));
-    products_commit();
-  };
-  const auto start_values_of_other = [&](RingPlace at) {
+    const uint64_t values = values_of(at);
     products_begin();
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
-      multiply_values<T>(out, advance(shared_weights, k * 32), values_of(at, k));
+      multiply_values<T>(out, weights[k], advance(values, k * kBytesOf16Keys));
+    }
+    products_commit();
+  };
+  const auto start_values_of_other = [&](RingPlace at) {
+    const uint64_t values = values_of(at);
+    products_begin();
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      multiply_values<T>(out, advance(shared_weights, k * 32), advance(values, k * kBytesOf16Keys));
     }
     products_commit();
   };
