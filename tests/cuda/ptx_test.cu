@@ -249,7 +249,8 @@ __global__ void copy_box_kernel(const __grid_constant__ CUtensorMap tensor, BoxA
     if (threadIdx.x == 0) {
       barrier_arrive_expecting(barrier, kBoxBytes);
       ended[phase * 2] = barrier_test(barrier, phase);
-      copy_box(shared_address(box), tensor, phase == 0 ? first : second, barrier);
+      copy_box(shared_address(box), tensor, phase == 0 ? first : second, barrier,
+               evict_first_policy());
     }
     const bool is_here = ends_in_time(barrier, phase);
     if (threadIdx.x == 0) ended[phase * 2 + 1] = is_here;
@@ -355,7 +356,8 @@ __global__ void copy_box_to_cluster_kernel(const __grid_constant__ CUtensorMap t
   fill_shared(box, kBoxBytes);
   cluster_sync();
   if (rank == from && threadIdx.x == 0) {
-    copy_box_to_cluster(shared_address(box), tensor, at, barrier, static_cast<uint16_t>(blocks));
+    copy_box_to_cluster(shared_address(box), tensor, at, barrier, static_cast<uint16_t>(blocks),
+                        evict_first_policy());
   }
   if (receives) {
     const bool is_here = ends_in_time(barrier, 0);

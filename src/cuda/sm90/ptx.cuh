@@ -102,27 +102,36 @@ __device__ inline void copy_async(uint32_t to, const void* from, bool valid) {
                : "memory");
 }
 
+/// A policy of the level-2 cache: first to leave it. For what is read once, so that it does not
+/// displace what was written to be read again.
+__device__ inline uint64_t evict_first_policy() {
+  uint64_t policy;
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+  return policy;
+}
+
 /// A box of a tensor, in the tensor's own swizzle; its bytes count towards the phase of `barrier`.
-/// One thread issues it.
+/// One thread issues it. `policy`: of the level-2 cache.
 struct BoxAt {
   int32_t column, row, strip, page;
 };
-__device__ inline void copy_box(uint32_t to, const CUtensorMap& tensor, BoxAt at,
-                                uint32_t barrier) {
+__device__ inline void copy_box(uint32_t to, const CUtensorMap& tensor, BoxAt at, uint32_t barrier,
+                                uint64_t policy) {
   asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
-      "[%0], [%1, {%3, %4, %5, %6}], [%2];" ::"r"(to),
-      "l"(&tensor), "r"(barrier), "r"(at.column), "r"(at.row), "r"(at.strip), "r"(at.page)
+      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".L2::cache_hint [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(to),
+      "l"(&tensor), "r"(barrier), "r"(at.column), "r"(at.row), "r"(at.strip), "r"(at.page),
+      "l"(policy)
       : "memory");
 }
 /// The same, to the same place and barrier of every block of the cluster in `blocks`, a bit a rank.
 __device__ inline void copy_box_to_cluster(uint32_t to, const CUtensorMap& tensor, BoxAt at,
-                                           uint32_t barrier, uint16_t blocks) {
+                                           uint32_t barrier, uint16_t blocks, uint64_t policy) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-      ".multicast::cluster [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(to),
+      ".multicast::cluster.L2::cache_hint [%0], [%1, {%3, %4, %5, %6}], [%2], %7, %8;" ::"r"(to),
       "l"(&tensor), "r"(barrier), "r"(at.column), "r"(at.row), "r"(at.strip), "r"(at.page),
-      "h"(blocks)
+      "h"(blocks), "l"(policy)
       : "memory");
 }
 __device__ inline void prefetch_tensor(const CUtensorMap& tensor) {

@@ -190,6 +190,7 @@ __device__ inline void load_by_boxes(const AttentionArgs& args, SharedStorage<Tr
   const bool drives = threadIdx.x % Traits::kGroupThreads == 0;
   const bool shares = in_cluster<Traits>(args);
   const auto rank = static_cast<uint32_t>(blockIdx.x % 2);  // in a cluster
+  const uint64_t policy = evict_first_policy();
   RingPlace ring;
   uint32_t num_works = 0;  // that have keys
   if (drives) {
@@ -200,25 +201,33 @@ __device__ inline void load_by_boxes(const AttentionArgs& args, SharedStorage<Tr
   for_each_work<Traits>(args, [&](const Work& work) {
     const PlanView plan = plan_of(args);
     const int32_t* pages = plan.kv_indices + plan.kv_indptr[work.request];
+    const auto has_rope_strip = [](uint32_t half) { return Traits::kRope > 0 && half == 1; };
+    // Announces the next keys of a stage, ahead of the room for them: once those before have come.
+    const auto expect_half = [&](uint32_t half) {
+      const uint32_t full = shared_address(&shared.keys_full[ring.stage()][half]);
+      barrier_wait(full, ring.parity() ^ 1);
+      const int strips = Traits::kHalfStrips + has_rope_strip(half);
+      barrier_arrive_expecting(full, strips * Traits::kStripBytes);
+    };
     const auto load_half = [&](const KeyPlace& place, uint32_t half) {
       const uint32_t stage = ring.stage();
       const uint32_t full = shared_address(&shared.keys_full[stage][half]);
       const uint32_t to =
           shared_address(shared.keys[stage]) + half * Traits::kHalfStrips * Traits::kStripBytes;
-      const bool with_rope = Traits::kRope > 0 && half == 1;
-      barrier_arrive_expecting(full, (Traits::kHalfStrips + with_rope) * Traits::kStripBytes);
       const auto copy = [&](uint32_t strip_to, const CUtensorMap& boxes, uint32_t strip) {
         const BoxAt at{.row = static_cast<int32_t>(place.slot),
                        .strip = static_cast<int32_t>(strip),
                        .page = static_cast<int32_t>(place.page)};
-        if (!shares) {
-          copy_box(strip_to, boxes, at, full);
-        } else if (half == rank) {
-          copy_box_to_cluster(strip_to, boxes, at, full, 0b11);
+        if (shares) {
+          copy_box_to_cluster(strip_to, boxes, at, full, 0b11, policy);
+        } else {
+          copy_box(strip_to, boxes, at, full, policy);
         }
       };
       copy(to, args.ckv_boxes, half * Traits::kHalfStrips);
-      if (with_rope) copy(to + Traits::kHalfStrips * Traits::kStripBytes, args.kpe_boxes, 0);
+      if (has_rope_strip(half)) {
+        copy(to + Traits::kHalfStrips * Traits::kStripBytes, args.kpe_boxes, 0);
+      }
     };
     const auto load_step = [&](int32_t step) {
       const KeyPlace place = place_of_key(pages, work.kv_begin + step * Traits::kKeys,
@@ -228,10 +237,12 @@ __device__ inline void load_by_boxes(const AttentionArgs& args, SharedStorage<Tr
       };
       // Stage s is led by group s, which gives its half back first.
       const uint32_t first = shares ? rank : ring.stage();
+      expect_half(first);
+      expect_half(first ^ 1);
       wait_until_free(first);
       load_half(place, first);
-      // Of two blocks the other one waits for this half.
-      if (!shares) wait_until_free(first ^ 1);
+      if (shares) return;  // the other block brings the other half
+      wait_until_free(first ^ 1);
       load_half(place, first ^ 1);
     };
     for (int32_t step = 0; step < work.num_steps; ++step, ++ring.step) {
