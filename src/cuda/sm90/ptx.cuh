@@ -95,7 +95,8 @@ __device__ inline void cluster_sync() {
 // Copies to shared memory.
 
 /// 16 bytes from global memory, past the level-1 cache; zeros where `valid` is false, and then
-/// `from` is not read. Both addresses are multiples of 16.
+/// `from` is not read. Both addresses are multiples of 16. It takes no policy of the level-2 cache:
+/// the compiler of CUDA 13.0 may put one where the instruction is illegal.
 __device__ inline void copy_async(uint32_t to, const void* from, bool valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
                "r"(valid ? 16 : 0)
