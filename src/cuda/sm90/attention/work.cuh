@@ -37,7 +37,8 @@ __device__ inline Work work_of(const AttentionArgs& args, int32_t tile_index) {
           .num_steps = num_keys / Traits::kKeys + (num_keys % Traits::kKeys > 0)};
 }
 
-/// Whether the worker's two blocks bring keys for each other.
+/// args.is_cluster, known at compile time where a worker has one block: leaves out what only a
+/// cluster needs.
 template <class Traits>
 __device__ inline bool in_cluster(const AttentionArgs& args) {
   return Traits::kBlocks == 2 && args.is_cluster;
