@@ -48,7 +48,7 @@ struct AttentionParams {
 struct AttentionLaunch {
   AttentionParams params{};  ///< the plan's part is empty
   PlanImage image{};
-  const std::byte* plan = nullptr;  ///< on the device; its address never changes
+  std::byte* plan = nullptr;  ///< on the device; its address never changes
   Device device{};
   /// Tiles of later requests are left out (a bucket's padding that was not handed in).
   int32_t num_requests = 0;

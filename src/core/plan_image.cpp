@@ -50,7 +50,8 @@ size_t PlanImage::write(const PlanParts& parts, std::byte* image) const {
                           .num_merged_rows = merged_rows(schedule),
                           .sm_scale = parts.options.sm_scale,
                           .causal = parts.options.causal ? 1 : 0,
-                          .lse_base = static_cast<int32_t>(parts.options.lse_base)};
+                          .lse_base = static_cast<int32_t>(parts.options.lse_base),
+                          .grid_barrier = 0};
   assert(layout.bytes() <= max_bytes_);
   std::memcpy(image, &header, sizeof(header));
   store(image, qo_indptr_at_, parts.qo_indptr);

@@ -42,6 +42,8 @@ struct PlanHeader {
   float sm_scale;
   int32_t causal;
   int32_t lse_base;
+  uint32_t grid_barrier;  ///< 0; of the kernels whose blocks wait for each other, the only word
+                          ///< that a run writes
 };
 
 /// One plan in one block of memory: what is copied to a device, and what a captured kernel reads at
@@ -57,6 +59,10 @@ class PlanImage {
   size_t max_bytes() const { return max_bytes_; }
   size_t qo_indptr_at() const { return qo_indptr_at_; }
   size_t kv_len_at() const { return kv_len_at_; }
+
+  MLA_HOST_DEVICE static uint32_t* grid_barrier(std::byte* image) {
+    return &reinterpret_cast<PlanHeader*>(image)->grid_barrier;
+  }
 
   /// Writes a plan within the limits; returns the bytes that it takes.
   size_t write(const PlanParts& parts, std::byte* image) const;

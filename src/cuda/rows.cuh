@@ -14,7 +14,7 @@ namespace mla::cuda {
 struct KernelParams {
   AttentionParams tensors{};
   PlanImage image{};
-  const std::byte* plan = nullptr;
+  std::byte* plan = nullptr;
   int32_t num_requests = 0;
 };
 

@@ -2,6 +2,8 @@
 
 #include <cstdint>
 
+#include "cuda/grid_barrier.cuh"
+#include "cuda/merge_rows.cuh"
 #include "cuda/sm90/attention/attend.cuh"
 #include "cuda/sm90/attention/load.cuh"
 #include "cuda/sm90/attention/traits.cuh"
@@ -20,6 +22,25 @@
 namespace mla::cuda::sm90 {
 
 enum class Role { kMathLeft, kMathRight, kLoad };  // one warpgroup each
+
+/// The math groups of all blocks, when their tiles are done: rows whose keys were cut.
+template <class Traits>
+__device__ inline void merge(const AttentionArgs& args, SharedStorage<Traits>& shared) {
+  if (plan_of(args).num_merges == 0) return;
+  constexpr int kWarps = Traits::kMathThreads / 32;
+  constexpr int kRanges = 4;  // a whole row
+  const bool speaks = threadIdx.x == 0;
+  named_barrier_sync(kTilesStored, Traits::kMathThreads);
+  GridArrival arrival{};
+  if (speaks) arrival = arrive_at_grid(PlanImage::grid_barrier(args.plan));
+  const auto wait_for_parts = [&] {
+    if (speaks) wait_for_grid(arrival);
+    named_barrier_sync(kPartsStored, Traits::kMathThreads);
+  };
+  merge_share<true, kWarps, kRanges>(args, shared.merge, blockIdx.x, gridDim.x, wait_for_parts, [] {
+    named_barrier_sync(kPartsStored, Traits::kMathThreads);
+  });
+}
 
 template <class Traits>
 __global__ void __launch_bounds__(Traits::kThreads, 1)
@@ -61,6 +82,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
   } else {
     raise_registers<Traits::kMathRegisters>();
     attend<Traits>(args, role == Role::kMathLeft ? 0 : 1, shared);
+    if (args.may_merge) merge<Traits>(args, shared);
   }
   if (has_partner) cluster_sync();
 }

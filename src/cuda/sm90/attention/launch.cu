@@ -7,7 +7,6 @@
 #include "cuda/device_guard.hpp"
 #include "cuda/device_limits.hpp"
 #include "cuda/error.hpp"
-#include "cuda/merge_partials.hpp"
 #include "cuda/sm90/attention/kernel.cuh"
 #include "cuda/sm90/attention/launch.hpp"
 
@@ -105,7 +104,6 @@ void prepare(const KernelQuery& query) {
   MLA_CUDA_CHECK(cudaFuncSetAttribute(kernel_for(query.geometry),
                                       cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
   encode_tiled();
-  prepare_merge(query.geometry);
 }
 
 /// Rows of 64-column strips of a paged cache, 64 rows of `box_strips` strips at a time.
@@ -159,6 +157,7 @@ AttentionArgs args_of(const AttentionLaunch& launch) {
       chunks(params.q_nope_token_stride, params.q_nope_head_stride, kChunkElements) &&
       (!has_rope || (is_aligned(params.q_pe, 16) &&
                      chunks(params.q_pe_token_stride, params.q_pe_head_stride, kChunkElements)));
+  args.may_merge = launch.may_split;
   args.out_aligned = is_aligned(params.out, 8) &&
                      chunks(params.out_token_stride, params.out_head_stride, kChunkElements / 2);
   return args;
@@ -171,18 +170,19 @@ void launch(const AttentionLaunch& launch, Stream stream) {
       static_cast<unsigned>(launch.num_workers * blocks_per_worker(launch.params.geometry));
   const Kernel kernel = kernel_for(launch.params.geometry);
   constexpr int kThreads = WidestTraits::kThreads;
-  cudaLaunchAttribute cluster{};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {args.is_cluster ? 2U : 1U, 1, 1};
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim = {args.is_cluster ? 2U : 1U, 1, 1};
+  attributes[1].id = cudaLaunchAttributeCooperative;
+  attributes[1].val.cooperative = args.may_merge ? 1 : 0;
   cudaLaunchConfig_t config{};
   config.gridDim = num_blocks;
   config.blockDim = kThreads;
   config.dynamicSmemBytes = kSharedBytes;
   config.stream = static_cast<cudaStream_t>(stream.handle);
-  config.attrs = &cluster;
-  config.numAttrs = 1;
+  config.attrs = attributes;
+  config.numAttrs = 2;
   check(cudaLaunchKernelEx(&config, kernel, args), "cudaLaunchKernelEx", "sm90_dense");
-  if (launch.may_split) launch_merge(launch, stream);
 }
 
 }  // namespace

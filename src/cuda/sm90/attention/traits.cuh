@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "cuda/merge_rows.cuh"
 #include "cuda/rows.cuh"
 
 // What is fixed at compile time of the dense Hopper attention kernel, and what a launch gives it.
@@ -49,12 +50,15 @@ struct AttentionTraits {
 };
 
 /// Named barriers, by the event that each announces.
-enum NamedBarrier : int { kRowsClearedLeft = 1, kRowsClearedRight };
+enum NamedBarrier : int { kRowsClearedLeft = 1, kRowsClearedRight, kTilesStored, kPartsStored };
 
 /// Shared memory of a block. The matrices are aligned to 1,024 bytes, as their swizzle is.
 template <class Traits>
 struct SharedStorage {
-  std::byte queries[Traits::kStrips * Traits::kStripBytes];
+  union {
+    std::byte queries[Traits::kStrips * Traits::kStripBytes];
+    MergeMemory merge;  // when all tiles are done
+  };
   std::byte keys[Traits::kStages][Traits::kStrips * Traits::kStripBytes];
   std::byte weights[Traits::kStripBytes];  // [rows, keys], of the block under way
   float row_max[Traits::kRows];            // running maximum of the scores up to that block
@@ -87,6 +91,8 @@ struct AttentionArgs : KernelParams {
   // Whether 16-byte (out: 8-byte) accesses are aligned; else elements are moved one by one.
   bool queries_aligned = false;
   bool out_aligned = false;
+  /// The launch is cooperative: its blocks merge the partial results when all are there.
+  bool may_merge = false;
 };
 
 }  // namespace mla::cuda::sm90

@@ -1,0 +1,268 @@
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <numbers>
+
+#include "cuda/numbers.cuh"
+#include "cuda/rows.cuh"
+
+// Joins partial results: what merge_partials_kernel does after a kernel, and what a kernel whose
+// blocks wait for each other does at its end.
+//
+// Work is cut into items: a row and 128 of its columns, four a lane. A warp merges neighbouring
+// items alone, or a block one where there are few. Parts are added up by eights, and the eights in
+// order, so that the bits do not depend on who adds. The code is short on purpose: most of it runs
+// once in a launch, from memory.
+namespace mla::cuda {
+
+namespace merging {
+
+constexpr int kWarp = 32;
+constexpr int kValues = 4;                 // neighbouring columns of a lane
+constexpr int kColumns = kWarp * kValues;  // of an item
+constexpr int kEight = 8;
+constexpr uint32_t kAllLanes = 0xffffffff;
+
+// The merge that row `row` of all merged rows belongs to: the last whose rows begin at or before
+// it. One warp looks at 32 places at a time, since loads that wait for each other are what it
+// costs.
+__device__ inline uint32_t find_merge(const PlanView& plan, uint32_t row) {
+  const uint32_t lane = threadIdx.x % kWarp;
+  uint32_t begin = 0;
+  auto count = static_cast<uint32_t>(plan.num_merges);
+#pragma unroll 1
+  while (count > 1) {
+    const uint32_t step = (count + kWarp - 1) / kWarp;
+    const uint32_t at = lane * step;
+    const bool starts_before =
+        at < count && static_cast<uint32_t>(plan.merges[begin + at].rows_before) <= row;
+    const uint32_t last = 31 - __clz(static_cast<int>(__ballot_sync(kAllLanes, starts_before)));
+    begin += last * step;
+    count = min(step, count - last * step);
+  }
+  return begin;
+}
+
+/// One row of all merged rows.
+struct MergedRow {
+  uint32_t index = 0xffffffff;
+  plan::Merge merge{};
+
+  __device__ void find(const PlanView& plan, uint32_t row) {
+    index = row;
+    const uint32_t in_merge = row - static_cast<uint32_t>(merge.rows_before);
+    if (in_merge >= static_cast<uint32_t>(merge.num_rows)) {
+      merge = plan.merges[find_merge(plan, row)];
+    }
+  }
+  __device__ int64_t row_in_merge() const { return index - merge.rows_before; }
+  __device__ int64_t partial_row(int part) const {
+    return merge.partial_begin + row_in_merge() + int64_t{part} * merge.num_rows;
+  }
+};
+
+/// What its parts weigh.
+struct PartWeights {
+  float largest = -INFINITY;  // LSE
+  float sum = 0;              // of the weights
+  float of_lane = 0;          // the weight of part `lane`
+
+  __device__ float of(float lse) const { return lse == -INFINITY ? 0.0F : expf(lse - largest); }
+  __device__ float natural_lse() const { return sum == 0 ? -INFINITY : largest + logf(sum); }
+};
+
+__device__ inline PartWeights weigh_parts(const float* partial_lse, const MergedRow& row) {
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const auto lse_of = [&](int part) {
+    return part < row.merge.num_partials ? partial_lse[row.partial_row(part)] : -INFINITY;
+  };
+  const float own = lse_of(lane);
+  PartWeights weights{.largest = own};
+#pragma unroll 1
+  for (int p = lane + kWarp; p < row.merge.num_partials; p += kWarp) {
+    weights.largest = fmaxf(weights.largest, lse_of(p));
+  }
+  for (int mask = kWarp / 2; mask > 0; mask /= 2) {
+    weights.largest = fmaxf(weights.largest, __shfl_xor_sync(kAllLanes, weights.largest, mask));
+  }
+  weights.sum = weights.of_lane = weights.of(own);
+#pragma unroll 1
+  for (int p = lane + kWarp; p < row.merge.num_partials; p += kWarp) {
+    weights.sum += weights.of(lse_of(p));
+  }
+  for (int mask = kWarp / 2; mask > 0; mask /= 2) {
+    weights.sum += __shfl_xor_sync(kAllLanes, weights.sum, mask);
+  }
+  return weights;
+}
+
+/// Four columns, or the first `columns` of them and zeros. `kIsWhole`: all four or none.
+template <bool kIsWhole>
+__device__ float4 load_columns(const float* from, int32_t columns) {
+  if constexpr (kIsWhole) return columns > 0 ? *reinterpret_cast<const float4*>(from) : float4{};
+  const auto value = [&](int v) { return v < columns ? from[v] : 0.0F; };
+  return {value(0), value(1), value(2), value(3)};
+}
+
+/// The first `count` of four elements.
+template <class T>
+__device__ void store_columns(T* to, float4 value, int32_t count) {
+  struct alignas(kValues * sizeof(T)) Columns {
+    T of[kValues];
+  };
+  const Columns columns{from_float<T>(value.x), from_float<T>(value.y), from_float<T>(value.z),
+                        from_float<T>(value.w)};
+  if (count >= kValues && reinterpret_cast<uintptr_t>(to) % sizeof(Columns) == 0) {
+    *reinterpret_cast<Columns*>(to) = columns;
+    return;
+  }
+#pragma unroll
+  for (int v = 0; v < kValues; ++v) {
+    if (v < count) to[v] = columns.of[v];
+  }
+}
+
+__device__ inline void store_columns(const AttentionParams& tensors, int64_t at, float4 value,
+                                     int32_t count) {
+  switch (tensors.geometry.dtype) {
+    case DType::kBFloat16:
+      return store_columns(static_cast<__nv_bfloat16*>(tensors.out) + at, value, count);
+    case DType::kFloat16:
+      return store_columns(static_cast<__half*>(tensors.out) + at, value, count);
+    default:
+      return store_columns(static_cast<float*>(tensors.out) + at, value, count);
+  }
+}
+
+__device__ inline void add_weighted(float4& sum, float weight, float4 value) {
+  sum.x = fmaf(weight, value.x, sum.x);
+  sum.y = fmaf(weight, value.y, sum.y);
+  sum.z = fmaf(weight, value.z, sum.z);
+  sum.w = fmaf(weight, value.w, sum.w);
+}
+
+__device__ inline void add(float4& sum, float4 value) {
+  sum = {sum.x + value.x, sum.y + value.y, sum.z + value.z, sum.w + value.w};
+}
+
+}  // namespace merging
+
+/// Shared memory of a block that merges.
+struct MergeMemory {
+  float4 sums[kMaxSplits / merging::kEight][merging::kWarp];  // of eights
+};
+
+/// Merges one block's share of the plan's partial results into out and lse. `kIsWhole`: the rank is
+/// a multiple of four. Called by the block's first kWarps warps; each does up to kRanges items of a
+/// row at a time. `block` is which of `num_blocks` it is. wait_for_parts() comes before the first
+/// partial result is read and returns when all are there; sync() waits for the kWarps warps.
+template <bool kIsWhole, int kWarps, int kRanges, class WaitForParts, class Sync>
+__device__ inline void merge_share(const KernelParams& params, MergeMemory& memory, uint32_t block,
+                                   uint32_t num_blocks, const WaitForParts& wait_for_parts,
+                                   const Sync& sync) {
+  using namespace merging;
+  constexpr int kParts = kRanges == 1 ? kEight : kEight / 2;  // whose columns are loaded at once
+  const PlanView plan = params.image.view(params.plan);
+  const AttentionParams& tensors = params.tensors;
+  const int32_t rank = tensors.geometry.kv_lora_rank;
+  // 32 bits hold every item: a plan has at most 2^30 merged rows, and where a row has several items
+  // each stands for 512 bytes of partial results at least.
+  const uint32_t ranges = (rank + kColumns - 1) / kColumns;
+  const uint32_t num_items = static_cast<uint32_t>(plan.num_merged_rows) * ranges;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+
+  // A team takes neighbouring items, which share rows.
+  const bool by_block = num_items <= num_blocks;
+  const int team_warps = by_block ? kWarps : 1;
+  const int member = by_block ? warp : 0;
+  const uint32_t num_teams = num_blocks * (kWarps / team_warps);
+  const uint32_t items_of_team = (num_items + num_teams - 1) / num_teams;
+  const uint32_t team = by_block ? block : block * kWarps + warp;
+  uint32_t item = team * items_of_team;
+  const uint32_t end = min(item + items_of_team, num_items);
+  MergedRow row;
+  if (item < end) row.find(plan, item / ranges);
+  wait_for_parts();
+#pragma unroll 1
+  while (item < end) {
+    row.find(plan, item / ranges);
+    const uint32_t range = item - row.index * ranges;
+    const uint32_t num_ranges = min(min(ranges - range, end - item), uint32_t{kRanges});
+    item += num_ranges;
+    if (row.merge.request >= params.num_requests) continue;
+    const auto first_column = static_cast<int32_t>(range * kColumns) + lane * kValues;
+    const auto columns_left = [&](int r) {
+      return r < static_cast<int>(num_ranges) ? rank - first_column - r * kColumns : 0;
+    };
+
+    PartWeights weights;
+    float4 total[kRanges] = {};
+#pragma unroll 1
+    for (int eight = member * kEight; eight < row.merge.num_partials;
+         eight += team_warps * kEight) {
+      const int eight_end = min(eight + kEight, row.merge.num_partials);
+      float4 sum[kRanges] = {};
+#pragma unroll 1
+      for (int first = eight; first < eight_end; first += kParts) {
+        float4 parts[kParts][kRanges];
+        const int64_t stride = int64_t{row.merge.num_rows} * rank;
+        const float* from = tensors.partial_out + row.partial_row(first) * rank + first_column;
+#pragma unroll
+        for (int i = 0; i < kParts; ++i, from += stride) {
+#pragma unroll
+          for (int r = 0; r < kRanges; ++r) {
+            parts[i][r] = first + i < eight_end
+                              ? load_columns<kIsWhole>(from + r * kColumns, columns_left(r))
+                              : float4{};
+          }
+        }
+        // After those loads, so that both are under way at the same time.
+        if (first == member * kEight) weights = weigh_parts(tensors.partial_lse, row);
+        float of_lane = weights.of_lane;
+        if (first >= kWarp) {
+          const int part = first + lane % kParts;
+          of_lane =
+              part < eight_end ? weights.of(tensors.partial_lse[row.partial_row(part)]) : 0.0F;
+        }
+#pragma unroll
+        for (int i = 0; i < kParts; ++i) {
+          const float weight = __shfl_sync(kAllLanes, of_lane, first % kWarp + i);
+#pragma unroll
+          for (int r = 0; r < kRanges; ++r) {
+            // What weighs nothing may hold anything.
+            add_weighted(sum[r], weight, weight == 0 ? float4{} : parts[i][r]);
+          }
+        }
+      }
+      if (by_block) memory.sums[eight / kEight][lane] = sum[0];
+#pragma unroll
+      for (int r = 0; r < kRanges; ++r) add(total[r], sum[r]);
+    }
+    if (by_block) {
+      sync();  // a block has one item at most
+      if (warp != 0) return;
+      total[0] = {};
+#pragma unroll 1
+      for (int eight = 0; eight * kEight < row.merge.num_partials; ++eight) {
+        add(total[0], memory.sums[eight][lane]);
+      }
+    }
+    const float inverse = weights.sum == 0 ? 0.0F : 1 / weights.sum;
+    const RowPlace at = place_of(plan, tensors.geometry.num_heads, row.merge.request,
+                                 row.merge.row_begin + row.row_in_merge());
+    const int64_t out_at =
+        at.token * tensors.out_token_stride + at.head * tensors.out_head_stride + first_column;
+#pragma unroll
+    for (int r = 0; r < kRanges; ++r) {
+      const float4 value = total[r];
+      store_columns(tensors, out_at + r * kColumns,
+                    {value.x * inverse, value.y * inverse, value.z * inverse, value.w * inverse},
+                    columns_left(r));
+    }
+    if (lane == 0 && range == 0) write_lse(tensors, plan, at, weights.natural_lse());
+  }
+}
+
+}  // namespace mla::cuda
