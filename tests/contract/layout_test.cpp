@@ -58,7 +58,7 @@ TEST_P(LayoutContract, PageOrderChangesNoBit) {
 // ROCm/aiter issue 2996: a page size that the kernel ignored.
 TEST_P(LayoutContract, EveryPageSizeGivesTheSameBits) {
   std::vector<float> first;
-  for (const int32_t page_size : {64, 1, 2, 3, 16, 32, 33, 100, 128, 1000}) {
+  for (const int32_t page_size : {64, 1, 2, 3, 8, 16, 24, 32, 33, 48, 100, 128, 192, 1000}) {
     AttentionCase c{.q_lens = {1, 1, 2}, .kv_lens = {50, 1, 101}};
     c.geometry.page_size = page_size;
     c.geometry.num_heads = 4;

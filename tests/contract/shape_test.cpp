@@ -19,10 +19,10 @@ TEST_P(HeadCountContract, AnyNumberOfHeadsIsServed) {
   }
 }
 
-// More heads than a tile has rows, over many steps: in whole pages, and gathered from small ones.
+// More heads than a tile has rows, over many steps: of a page, of several whole ones, and of parts.
 TEST_P(HeadCountContract, ManyHeadsAreServedOverManySteps) {
   for (const int32_t heads : {65, 96, 128}) {
-    for (const int32_t page_size : {16, 64, 128}) {
+    for (const int32_t page_size : {8, 16, 24, 32, 64, 128}) {
       AttentionCase c{.q_lens = {3, 1, 2}, .kv_lens = {700, 64, 129}, .causal = true};
       c.geometry.num_heads = heads;
       c.geometry.page_size = page_size;

@@ -58,6 +58,46 @@ TEST_P(StaleMemoryContract, NanOfOneRequestNeverReachesAnother) {
       0);
 }
 
+// The same, where it was in the memory of a block that works on the other request later: a kernel
+// that keeps two blocks of keys there has NaN in both, and the next keys fill a page of one.
+TEST_P(StaleMemoryContract, NanOfOneRequestNeverReachesALaterOneOfFewerKeys) {
+  constexpr int32_t kLongLen = 128, kShortLen = 9;
+  for (const int32_t heads : {1, 65}) {
+    for (const int32_t page_size : {8, 16, 32}) {
+      const int64_t pairs = heads == 1 ? 150 : 70;  // more requests than any GPU has workers
+      AttentionCase c{.q_lens = std::vector<int32_t>(2 * pairs, 1),
+                      .splits = {.forced_count = 1},
+                      .kernel = GetParam(),
+                      .device = device()};
+      for (int64_t i = 0; i < pairs; ++i) {
+        c.kv_lens.insert(c.kv_lens.end(), {kLongLen, kShortLen});
+      }
+      c.geometry.num_heads = heads;
+      c.geometry.page_size = page_size;
+      Problem problem(c);
+      PagedAttention attention(problem.config());
+      attention.plan(problem.batch(), Problem::options_of(c));
+      problem.run(attention);
+      const std::vector<float> expected = problem.packed_out();
+      for (int64_t i = 0; i < pairs; ++i) {
+        for (int32_t key = 0; key < kLongLen; ++key) {
+          const LatentRow row = problem.latent_row(2 * i, key);
+          fill_poison(Poison::kNan, c.geometry.kv_dtype, row.ckv, c.geometry.kv_lora_rank);
+          fill_poison(Poison::kNan, c.geometry.kv_dtype, row.kpe, c.geometry.qk_rope_head_dim);
+        }
+      }
+      problem.run(attention);
+      const std::vector<float> out = problem.packed_out();
+      const size_t request = static_cast<size_t>(heads) * c.geometry.kv_lora_rank;
+      for (int64_t i = 1; i < 2 * pairs; i += 2) {
+        ASSERT_EQ(std::memcmp(&out[i * request], &expected[i * request], request * sizeof(float)),
+                  0)
+            << "request " << i << ", " << heads << " heads, pages of " << page_size;
+      }
+    }
+  }
+}
+
 // The same row of the table: who attends to a NaN gets one, and no merge of parts drops it.
 TEST_P(StaleMemoryContract, NanShowsInEveryRowThatAttendsToIt) {
   for (const int32_t parts : {0, 3}) {
@@ -98,6 +138,22 @@ TEST_P(StaleMemoryContract, TableEntriesBeyondTheKeysAreNeverFollowed) {
   expect_holds(c);
 }
 
+// The two above, for every number of pages that a block of keys may have, the last one full or not.
+TEST_P(StaleMemoryContract, LastPagesOfAnyLengthAreReadToTheirKeys) {
+  for (const int32_t page_size : {8, 16, 24, 32, 64, 128}) {
+    for (const auto& [heads, rope] : {std::pair{4, 64}, {4, 0}, {65, 64}}) {
+      AttentionCase c{
+          .kv_lens = {1, 7, 8, 9, 16, 17, 24, 31, 33, 40, 47, 57, 63, 64, 65, 72, 81, 97, 121, 129},
+          .spare_entries = 3};
+      c.q_lens.assign(c.kv_lens.size(), 1);
+      c.geometry.num_heads = heads;
+      c.geometry.qk_rope_head_dim = rope;
+      c.geometry.page_size = page_size;
+      expect_holds(c, 80);
+    }
+  }
+}
+
 // sgl-project/sglang PR 16678: right at batch 1, NaN in hundreds of rows at larger batch.
 TEST_P(StaleMemoryContract, SixtyFourEqualRequestsGiveEqualRows) {
   AttentionCase c{.q_lens = std::vector<int32_t>(64, 1),
@@ -112,6 +168,24 @@ TEST_P(StaleMemoryContract, SixtyFourEqualRequestsGiveEqualRows) {
     ASSERT_EQ(
         std::memcmp(report.out.data(), report.out.data() + i * request, request * sizeof(float)),
         0);
+  }
+}
+
+// Where a request stands in a worker's list may not matter either, nor what is before it: here
+// three blocks of keys, so that kernels whose roles take turns at blocks begin with either.
+TEST_P(StaleMemoryContract, EqualRequestsGiveEqualRowsWhereverTheyAreInTheBatch) {
+  constexpr size_t kRequests = 300;
+  AttentionCase c{.q_lens = std::vector<int32_t>(kRequests, 1),
+                  .kv_lens = std::vector<int32_t>(kRequests, 150),
+                  .equal_requests = true,
+                  .splits = {.fixed_tokens = 192}};
+  c.geometry.num_heads = 2;
+  const CheckReport report = expect_holds(c, 32);
+  const size_t request = size_t{2} * c.geometry.kv_lora_rank;
+  for (size_t i = 1; i < kRequests; ++i) {
+    ASSERT_EQ(
+        std::memcmp(report.out.data(), report.out.data() + i * request, request * sizeof(float)), 0)
+        << "request " << i;
   }
 }
 
