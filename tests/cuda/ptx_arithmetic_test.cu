@@ -56,7 +56,8 @@ constexpr int kScoreSums = 32;
 
 template <class T>
 __global__ void __launch_bounds__(kGroupThreads)
-    scores_kernel(const T* a, const T* b, const float* start, bool accumulate, float* sums) {
+    scores_kernel(const T* a, const T* b, MatrixLayout b_layout, const float* start,
+                  bool accumulate, float* sums) {
   __shared__ __align__(kSwizzleAlignment) std::byte a_shared[kScoreStrips * kStripBytes];
   __shared__ __align__(kSwizzleAlignment) std::byte b_shared[kScoreStrips * kStripBytes];
   to_shared(a_shared, a, sizeof(a_shared));
@@ -65,12 +66,15 @@ __global__ void __launch_bounds__(kGroupThreads)
 #pragma unroll
   for (int i = 0; i < kScoreSums; ++i) d[i] = start[threadIdx.x * kScoreSums + i];
   const uint64_t a_matrix = matrix_descriptor(uniform(shared_address(a_shared)));
-  const uint64_t b_matrix = matrix_descriptor(uniform(shared_address(b_shared)));
+  const uint64_t b_matrix =
+      matrix_descriptor(uniform(shared_address(b_shared)), b_layout.eight_rows * sizeof(T));
   products_begin();
 #pragma unroll
   for (int k = 0; k < kScoreDepth / 16; ++k) {
-    const uint32_t bytes = k / 4 * kStripBytes + k % 4 * 32;
-    multiply_scores<T>(d, advance(a_matrix, bytes), advance(b_matrix, bytes), accumulate || k > 0);
+    const uint32_t strip = k / 4, bytes = k % 4 * 32;
+    multiply_scores<T>(d, advance(a_matrix, strip * kStripBytes + bytes),
+                       advance(b_matrix, strip * b_layout.strip * sizeof(T) + bytes),
+                       accumulate || k > 0);
   }
   products_commit();
   products_wait<0>();
@@ -86,7 +90,7 @@ constexpr int kValueSums = 128;
 /// `a` is swizzled for shared memory, and for registers as it is.
 template <class T, bool kFromRegisters>
 __global__ void __launch_bounds__(kGroupThreads)
-    values_kernel(const T* a, const T* b, const float* start, float* sums) {
+    values_kernel(const T* a, const T* b, MatrixLayout b_layout, const float* start, float* sums) {
   __shared__ __align__(kSwizzleAlignment) std::byte a_shared[kStripBytes];
   __shared__ __align__(kSwizzleAlignment)
       std::byte b_shared[kValueColumns / kStripColumns * kStripBytes];
@@ -109,11 +113,13 @@ __global__ void __launch_bounds__(kGroupThreads)
 #pragma unroll
   for (int i = 0; i < kValueSums; ++i) d[i] = start[threadIdx.x * kValueSums + i];
   const uint64_t a_matrix = matrix_descriptor(uniform(shared_address(a_shared)));
-  const uint64_t b_matrix = matrix_descriptor(uniform(shared_address(b_shared)), kStripBytes);
+  const uint64_t b_matrix =
+      matrix_descriptor(uniform(shared_address(b_shared)), b_layout.eight_rows * sizeof(T),
+                        b_layout.strip * sizeof(T));
   products_begin();
 #pragma unroll
   for (int k = 0; k < kValueDepth / 16; ++k) {
-    const uint64_t b_rows = advance(b_matrix, k * 16 * kStripColumns * 2);
+    const uint64_t b_rows = advance(b_matrix, k * 2 * b_layout.eight_rows * sizeof(T));
     if constexpr (kFromRegisters) {
       multiply_values<T>(d, a_registers[k], b_rows);
     } else {
@@ -127,6 +133,10 @@ __global__ void __launch_bounds__(kGroupThreads)
   for (int i = 0; i < kValueSums; ++i) sums[threadIdx.x * kValueSums + i] = d[i];
 }
 
+const char* trace_of(MatrixLayout layout) {
+  return layout.strip == kByStrips.strip ? "b strip after strip" : "b eight rows after eight";
+}
+
 template <class T>
 class PtxOfElements : public Ptx {
  protected:
@@ -136,12 +146,15 @@ class PtxOfElements : public Ptx {
     const auto b = integers<T>(4, kValueDepth * kValueColumns);
     const DeviceArray<float> start(kCuda, integers<float>(5, kGroupThreads * kValueSums));
     const DeviceArray<T> device_a(kCuda, kFromRegisters ? a : swizzled(a, kValueDepth));
-    const DeviceArray<T> device_b(kCuda, swizzled(b, kValueColumns));
-    auto sums = results<float>(kGroupThreads * kValueSums);
-    launch(&values_kernel<T, kFromRegisters>, 1, kGroupThreads, device_a.data(), device_b.data(),
-           start.data(), sums.data());
-    expect_sums(sums.read(), start.host, a, kValueDepth, kValueColumns,
-                [&](int k, int column) { return b[k * kValueColumns + column]; });
+    for (const MatrixLayout layout : {kByStrips, by_rows(kValueColumns)}) {
+      SCOPED_TRACE(trace_of(layout));
+      const DeviceArray<T> device_b(kCuda, swizzled(b, kValueColumns, layout));
+      auto sums = results<float>(kGroupThreads * kValueSums);
+      launch(&values_kernel<T, kFromRegisters>, 1, kGroupThreads, device_a.data(), device_b.data(),
+             layout, start.data(), sums.data());
+      expect_sums(sums.read(), start.host, a, kValueDepth, kValueColumns,
+                  [&](int k, int column) { return b[k * kValueColumns + column]; });
+    }
   }
 };
 using Elements = testing::Types<__nv_bfloat16, __half>;
@@ -151,16 +164,19 @@ TYPED_TEST(PtxOfElements, ScoresAreTheProductWithTheTransposeAndAddWhereTheyAccu
   using T = TypeParam;
   const auto a = integers<T>(1, kRows * kScoreDepth), b = integers<T>(2, kRows * kScoreDepth);
   const DeviceArray<T> device_a(kCuda, swizzled(a, kScoreDepth));
-  const DeviceArray<T> device_b(kCuda, swizzled(b, kScoreDepth));
   const DeviceArray<float> start(kCuda, integers<float>(5, kGroupThreads * kScoreSums));
   const std::vector<float> zeros(start.host.size());
-  for (const bool accumulate : {false, true}) {
-    SCOPED_TRACE(accumulate ? "accumulating" : "from zero");
-    auto sums = results<float>(kGroupThreads * kScoreSums);
-    launch(&scores_kernel<T>, 1, kGroupThreads, device_a.data(), device_b.data(), start.data(),
-           accumulate, sums.data());
-    expect_sums(sums.read(), accumulate ? start.host : zeros, a, kScoreDepth, kRows,
-                [&](int k, int column) { return b[column * kScoreDepth + k]; });
+  for (const MatrixLayout layout : {kByStrips, by_rows(kScoreDepth)}) {
+    SCOPED_TRACE(trace_of(layout));
+    const DeviceArray<T> device_b(kCuda, swizzled(b, kScoreDepth, layout));
+    for (const bool accumulate : {false, true}) {
+      SCOPED_TRACE(accumulate ? "accumulating" : "from zero");
+      auto sums = results<float>(kGroupThreads * kScoreSums);
+      launch(&scores_kernel<T>, 1, kGroupThreads, device_a.data(), device_b.data(), layout,
+             start.data(), accumulate, sums.data());
+      expect_sums(sums.read(), accumulate ? start.host : zeros, a, kScoreDepth, kRows,
+                  [&](int k, int column) { return b[column * kScoreDepth + k]; });
+    }
   }
 }
 

@@ -172,14 +172,15 @@ TEST_F(Ptx, CopiesByThreadsArriveBeforeTheirPhaseEndsAndAreZeroWhereNotValid) {
   }
 }
 
-// A tensor for boxes: [pages, rows of a page, strips, 64 columns], with gaps after rows and pages.
-// Boxes are two strips of 64 rows.
+// A tensor for boxes: [pages, groups of eight rows, strips, 8 rows, 64 columns], with gaps after
+// rows and pages. Boxes are two strips of 64 rows, which lie there as the tensor has them.
 
-constexpr int kPages = 3, kPageRows = 128, kStrips = 4, kBoxStrips = 2;
+constexpr int kPages = 3, kPageRows = 128, kStrips = 4, kBoxStrips = 2, kGroupRows = 8;
 constexpr int64_t kRowStride = kStrips * kStripColumns + 8;
 constexpr int64_t kPageStride = kPageRows * kRowStride + 16;
 constexpr int kBoxElements = kBoxStrips * kStripElements;
 constexpr int kBoxBytes = kBoxStrips * kStripBytes;
+constexpr int kBoxColumns = kBoxStrips * kStripColumns;
 
 class Boxes {
  public:
@@ -192,12 +193,13 @@ class Boxes {
     if (found != cudaDriverEntryPointSuccess) {
       throw std::runtime_error("the driver has no cuTensorMapEncodeTiled");
     }
-    const cuuint64_t shape[] = {kStripColumns, kPageRows, kStrips, kPages};
-    const cuuint64_t strides[] = {kRowStride * 2, kStripColumns * 2, kPageStride * 2};
-    const cuuint32_t box[] = {kStripColumns, kRows, kBoxStrips, 1};
-    const cuuint32_t steps[] = {1, 1, 1, 1};
+    const cuuint64_t shape[] = {kStripColumns, kGroupRows, kStrips, kPageRows / kGroupRows, kPages};
+    const cuuint64_t strides[] = {kRowStride * 2, kStripColumns * 2, kGroupRows * kRowStride * 2,
+                                  kPageStride * 2};
+    const cuuint32_t box[] = {kStripColumns, kGroupRows, kBoxStrips, kRows / kGroupRows, 1};
+    const cuuint32_t steps[] = {1, 1, 1, 1, 1};
     const CUresult result = reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(entry)(
-        &map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, elements_.data(), shape, strides, box, steps,
+        &map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 5, elements_.data(), shape, strides, box, steps,
         CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
         CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (result != CUDA_SUCCESS) {
@@ -207,18 +209,21 @@ class Boxes {
 
   CUtensorMap map{};
 
-  /// The box as it should lie in shared memory; zeros past the tensor's columns.
+  /// The box as it should lie in shared memory; zeros past the tensor's columns and a group's rows.
   std::vector<uint16_t> image(BoxAt at) const {
     std::vector<uint16_t> matrix;
     for (int row = 0; row < kRows; ++row) {
-      for (int i = 0; i < kBoxStrips * kStripColumns; ++i) {
+      for (int i = 0; i < kBoxColumns; ++i) {
         const int column = at.column + i % kStripColumns;
-        const int64_t element = at.page * kPageStride + (at.row + row) * kRowStride +
+        const int row_of_group = at.row + row % kGroupRows;
+        const int row_of_page = (at.row_group + row / kGroupRows) * kGroupRows + row_of_group;
+        const int64_t element = at.page * kPageStride + row_of_page * kRowStride +
                                 (at.strip + i / kStripColumns) * kStripColumns + column;
-        matrix.push_back(column < kStripColumns ? elements_.host[element] : 0);
+        const bool is_there = column < kStripColumns && row_of_group < kGroupRows;
+        matrix.push_back(is_there ? elements_.host[element] : 0);
       }
     }
-    return swizzled(matrix, kBoxStrips * kStripColumns);
+    return swizzled(matrix, kBoxColumns, by_rows(kBoxColumns));
   }
 
  private:
@@ -263,15 +268,16 @@ __global__ void copy_box_kernel(const __grid_constant__ CUtensorMap tensor, BoxA
 void expect_box(const uint16_t* got, const std::vector<uint16_t>& expected) {
   for (int i = 0; i < kBoxElements; ++i) {
     ASSERT_EQ(got[i], expected[i])
-        << "strip " << i / kStripElements << ", row " << i % kStripElements / kStripColumns
-        << ", byte " << i % kStripColumns * 2 << " of the row";
+        << "strip " << i / kEightRows % kBoxStrips << ", row "
+        << i / (kBoxStrips * kEightRows) * kGroupRows + i % kEightRows / kStripColumns << ", byte "
+        << i % kStripColumns * 2 << " of the row";
   }
 }
 
 TEST_F(Ptx, ABoxLiesInItsSwizzleOnceThePhaseOfItsBytesHasEnded) {
   const Boxes boxes;
-  const BoxAt places[] = {{.row = 64, .strip = 2, .page = 1},
-                          {.column = 40, .row = 8, .strip = 1, .page = 2}};
+  const BoxAt places[] = {{.strip = 2, .row_group = 8, .page = 1},
+                          {.column = 40, .row = 3, .strip = 1, .row_group = 1, .page = 2}};
   auto to = results<uint16_t>(2 * kBoxElements);
   auto ended = results<uint32_t>(4);
   launch(&copy_box_kernel, 1, kGroupThreads, boxes.map, places[0], places[1], to.data(),
@@ -370,7 +376,7 @@ __global__ void copy_box_to_cluster_kernel(const __grid_constant__ CUtensorMap t
 
 TEST_F(Ptx, ABoxSentToTheClusterLiesInTheBlocksNamedAndNoOther) {
   const Boxes boxes;
-  const BoxAt at{.row = 16, .strip = 1, .page = 1};
+  const BoxAt at{.strip = 1, .row_group = 2, .page = 1};
   const std::vector<uint16_t> filled(kBoxElements, static_cast<uint16_t>(kFilled));
   for (uint32_t from = 0; from < kBlocks; ++from) {
     for (const uint32_t blocks : {0b11U, 0b01U, 0b10U}) {

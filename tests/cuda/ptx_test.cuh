@@ -100,16 +100,29 @@ inline constexpr int kStripElements = kRows * kStripColumns;
 inline constexpr int kStripBytes = kStripElements * 2;
 inline constexpr int kSwizzleAlignment = 1024;
 
+/// Where eight rows of a strip lie, 1,024 bytes: elements from a strip to the next and from eight
+/// rows to the next eight.
+struct MatrixLayout {
+  int strip, eight_rows;
+};
+inline constexpr int kEightRows = 8 * kStripColumns;
+/// Strip after strip.
+inline constexpr MatrixLayout kByStrips{kStripElements, kEightRows};
+/// Eight rows of all strips after eight rows.
+constexpr MatrixLayout by_rows(int columns) { return {kEightRows, 8 * columns}; }
+
 /// [kRows, columns] as it lies there.
 template <class T>
-std::vector<T> swizzled(const std::vector<T>& matrix, int columns) {
+std::vector<T> swizzled(const std::vector<T>& matrix, int columns,
+                        MatrixLayout layout = kByStrips) {
   constexpr int kChunkElements = 8;
   std::vector<T> image(matrix.size());
   for (int row = 0; row < kRows; ++row) {
     for (int column = 0; column < columns; ++column) {
       const int strip = column / kStripColumns, chunk = column % kStripColumns / kChunkElements;
-      image[strip * kStripElements + row * kStripColumns + (chunk ^ (row % 8)) * kChunkElements +
-            column % kChunkElements] = matrix[row * columns + column];
+      image[strip * layout.strip + row / 8 * layout.eight_rows + row % 8 * kStripColumns +
+            (chunk ^ (row % 8)) * kChunkElements + column % kChunkElements] =
+          matrix[row * columns + column];
     }
   }
   return image;

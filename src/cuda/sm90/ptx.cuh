@@ -112,27 +112,29 @@ __device__ inline uint64_t evict_first_policy() {
 }
 
 /// A box of a tensor, in the tensor's own swizzle; its bytes count towards the phase of `barrier`.
-/// One thread issues it. `policy`: of the level-2 cache.
+/// The tensor is [pages, groups of rows, strips, rows of a group, columns]. One thread issues it.
+/// `policy`: of the level-2 cache.
 struct BoxAt {
-  int32_t column, row, strip, page;
+  int32_t column, row, strip, row_group, page;
 };
 __device__ inline void copy_box(uint32_t to, const CUtensorMap& tensor, BoxAt at, uint32_t barrier,
                                 uint64_t policy) {
   asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-      ".L2::cache_hint [%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(to),
-      "l"(&tensor), "r"(barrier), "r"(at.column), "r"(at.row), "r"(at.strip), "r"(at.page),
-      "l"(policy)
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".L2::cache_hint [%0], [%1, {%3, %4, %5, %6, %7}], [%2], %8;" ::"r"(to),
+      "l"(&tensor), "r"(barrier), "r"(at.column), "r"(at.row), "r"(at.strip), "r"(at.row_group),
+      "r"(at.page), "l"(policy)
       : "memory");
 }
 /// The same, to the same place and barrier of every block of the cluster in `blocks`, a bit a rank.
 __device__ inline void copy_box_to_cluster(uint32_t to, const CUtensorMap& tensor, BoxAt at,
                                            uint32_t barrier, uint16_t blocks, uint64_t policy) {
   asm volatile(
-      "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
-      ".multicast::cluster.L2::cache_hint [%0], [%1, {%3, %4, %5, %6}], [%2], %7, %8;" ::"r"(to),
-      "l"(&tensor), "r"(barrier), "r"(at.column), "r"(at.row), "r"(at.strip), "r"(at.page),
-      "h"(blocks), "l"(policy)
+      "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".multicast::cluster.L2::cache_hint "
+      "[%0], [%1, {%3, %4, %5, %6, %7}], [%2], %8, %9;" ::"r"(to),
+      "l"(&tensor), "r"(barrier), "r"(at.column), "r"(at.row), "r"(at.strip), "r"(at.row_group),
+      "r"(at.page), "h"(blocks), "l"(policy)
       : "memory");
 }
 __device__ inline void prefetch_tensor(const CUtensorMap& tensor) {
@@ -180,13 +182,14 @@ __device__ inline void lower_registers() {
 __device__ inline uint32_t uniform(uint32_t value) { return __reduce_or_sync(0xffffffff, value); }
 
 /// A matrix in shared memory: rows of 64 16-bit elements (128 bytes), the 16-byte chunk c of row r
-/// at position c ^ (r % 8), eight rows in 1,024 aligned bytes. `wide_stride`: bytes from 64 columns
-/// to the next 64, used where the product runs along the rows (B as [16 rows, N columns]).
-__device__ inline uint64_t matrix_descriptor(uint32_t address, uint32_t wide_stride = 16) {
+/// at position c ^ (r % 8), eight rows in 1,024 aligned bytes. `row_stride`: bytes from eight rows
+/// to the next eight. `wide_stride`: from 64 columns to the next 64, used where the product runs
+/// along the rows (B as [16 rows, N columns]).
+__device__ inline uint64_t matrix_descriptor(uint32_t address, uint32_t row_stride = 1024,
+                                             uint32_t wide_stride = 16) {
   constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
-  constexpr uint64_t kEightRows = uint64_t{1024 >> 4} << 32;
   constexpr uint32_t kAddressBits = 0x3ffff;
-  return kSwizzle128 | kEightRows | (uint64_t{wide_stride >> 4} << 16) |
+  return kSwizzle128 | (uint64_t{row_stride >> 4} << 32) | (uint64_t{wide_stride >> 4} << 16) |
          ((address & kAddressBits) >> 4);
 }
 

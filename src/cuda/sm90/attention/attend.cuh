@@ -90,6 +90,7 @@ __device__ inline void attend(const AttentionArgs& args, const int half,
   const bool has_boxes = args.key_loads == KeyLoads::kBoxes;
   const float log2_scale = log2_scale_of(plan_of(args).sm_scale);
 
+  using Keys = KeyLayout<Traits>;
   const uint64_t queries = matrix_descriptor(shared_address(shared.queries));
   const uint64_t shared_weights = matrix_descriptor(shared_address(shared.weights));
   // Lane l names row l % 16 of its warp's, chunk l / 16 (of two) for store_matrices.
@@ -106,18 +107,22 @@ __device__ inline void attend(const AttentionArgs& args, const int half,
   float step_max[kRowsOfThread];  // of the thread's own scores
   float rescale[kRowsOfThread];
 
-  // A box brings 64 rows; those past the end of the keys may hold anything, and zero times anything
-  // must be zero.
+  // Boxes bring whole pages, but no more pages than have keys; the other rows may hold anything,
+  // and zero times anything must be zero.
   const auto clear_rows_from = [&](RingPlace at, int32_t begin) {
     for (uint64_t& full : shared.keys_full[at.stage()]) {
       barrier_wait(shared_address(&full), at.parity());
     }
     constexpr int kChunks = Traits::kRowBytes / 16;
     const int thread = static_cast<int>(threadIdx.x) % Traits::kGroupThreads;
-    const uint32_t rows_at = shared_address(shared.keys[at.stage()]) + begin * Traits::kRowBytes;
-    for (int i = thread; i < (Traits::kKeys - begin) * kChunks; i += Traits::kGroupThreads) {
+    const uint32_t matrix = shared_address(shared.keys[at.stage()]);
+    for (uint32_t i = begin * kChunks + thread; i < Traits::kKeys * kChunks;
+         i += Traits::kGroupThreads) {
+      const uint32_t bytes = i * 16, atom = bytes / Traits::kAtomBytes;
       for (int s = 0; s < Traits::kStrips; ++s) {
-        store_shared(rows_at + s * Traits::kStripBytes + i * 16, make_uint4(0, 0, 0, 0));
+        store_shared(
+            matrix + Keys::strip(s) + atom * Keys::row_stride(s) + bytes % Traits::kAtomBytes,
+            make_uint4(0, 0, 0, 0));
       }
     }
     fence_async_proxy();
@@ -125,9 +130,10 @@ __device__ inline void attend(const AttentionArgs& args, const int half,
   };
 
   // Stage 1: scores of a step, as its keys come. The tensor cores cut off what does not fit their
-  // accumulator at each product, so scores are sums of three chains of products: two that queue up,
-  // and one when those are done. The group's own half of the keys comes first.
-  constexpr int kChainStrips = 3;
+  // accumulator at each product, so scores are sums of three chains of products: three strips of
+  // the group's own half of the keys, which comes first, three of the other half, and, when those
+  // are done, the rest. So they have the same bits whichever group leads.
+  constexpr int kChainStrips = Traits::kHalfStrips - 1;
   const auto keys_at = [&](RingPlace at) {
     return uniform(shared_address(shared.keys[at.stage()]));
   };
@@ -139,30 +145,43 @@ __device__ inline void attend(const AttentionArgs& args, const int half,
     barrier_wait(shared_address(&shared.keys_full[at.stage()][keys_half]), at.parity());
     if (!has_boxes) fence_async_proxy();
   };
-  const auto start_chain = [&](RingPlace at, int chain, float(&sums)[32]) {
-    const int strips = min(kChainStrips, Traits::kStrips - chain * kChainStrips);
-    const int first = chain * kChainStrips;
-    const uint32_t begin =
-        uniform((half == 0 ? first : Traits::kStrips - first - strips) * Traits::kStripBytes);
+  const auto multiply_strip = [&](float(&sums)[32], uint64_t a, uint64_t b, bool accumulate) {
+#pragma unroll
+    for (int k = 0; k < 4; ++k) {
+      multiply_scores<T>(sums, advance(a, k * 32), advance(b, k * 32), accumulate || k > 0);
+    }
+  };
+  const auto start_chain_of_half = [&](RingPlace at, int keys_half, float(&sums)[32]) {
+    const uint32_t begin = uniform(keys_half * Traits::kHalfBytes);
     const uint64_t a = advance(queries, begin);
-    const uint64_t b = advance(matrix_descriptor(keys_at(at)), begin);
+    const uint64_t b = matrix_descriptor(keys_at(at) + begin, Keys::kHalfRowStride);
     products_begin();
 #pragma unroll
-    for (int s = 0; s < strips; ++s) {
+    for (int s = 0; s < kChainStrips; ++s) {
+      multiply_strip(sums, advance(a, s * Traits::kStripBytes), advance(b, s * Traits::kAtomBytes),
+                     s > 0);
+    }
+    products_commit();
+  };
+  const auto start_last_chain = [&](RingPlace at, float(&sums)[32]) {
+    const uint32_t keys = keys_at(at);
+    products_begin();
 #pragma unroll
-      for (int k = 0; k < 4; ++k) {
-        const uint32_t bytes = s * Traits::kStripBytes + k * 32;
-        multiply_scores<T>(sums, advance(a, bytes), advance(b, bytes), s > 0 || k > 0);
-      }
+    for (int s = kChainStrips; s < Traits::kStrips; ++s) {
+      const bool is_last_of_half = s % Traits::kHalfStrips == kChainStrips;
+      if (s < Traits::kValueStrips && !is_last_of_half) continue;
+      const uint64_t b = matrix_descriptor(keys, Keys::row_stride(s));
+      multiply_strip(sums, advance(queries, s * Traits::kStripBytes), advance(b, Keys::strip(s)),
+                     s > kChainStrips);
     }
     products_commit();
   };
   const auto start_scores = [&](RingPlace at, int32_t num_keys) {
     if (has_boxes && num_keys < Traits::kKeys) clear_rows_from(at, num_keys);
     wait_for_keys(at, half);
-    start_chain(at, 0, scores);
-    wait_for_keys(at, half ^ 1);
-    start_chain(at, 1, more_scores);
+    start_chain_of_half(at, half, scores);
+    wait_for_keys(at, other);
+    start_chain_of_half(at, other, more_scores);
   };
   const auto finish_scores = [&](RingPlace at) {
     const auto add = [&] {
@@ -173,7 +192,7 @@ __device__ inline void attend(const AttentionArgs& args, const int half,
       for (int i = 0; i < 32; ++i) scores[i] += more_scores[i];
     };
     add();
-    start_chain(at, 2, more_scores);
+    start_last_chain(at, more_scores);
     add();
   };
 
@@ -255,10 +274,10 @@ __device__ inline void attend(const AttentionArgs& args, const int half,
   };
   // Made before the products that use it: what a warp does between two of them holds up the second.
   const auto values_of = [&](RingPlace at) {
-    const uint32_t values = keys_at(at) + half * Traits::kHalfStrips * Traits::kStripBytes;
-    return matrix_descriptor(values, Traits::kStripBytes);
+    const uint32_t values = keys_at(at) + half * Traits::kHalfBytes;
+    return matrix_descriptor(values, Keys::kHalfRowStride, Traits::kAtomBytes);
   };
-  constexpr uint32_t kBytesOf16Keys = 16 * Traits::kRowBytes;
+  constexpr uint32_t kBytesOf16Keys = 16 / Traits::kAtomRows * Keys::kHalfRowStride;
   const auto start_values_of_own = [&](RingPlace at) {
     const uint64_t values = values_of(at);
     products_begin();

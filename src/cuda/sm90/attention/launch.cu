@@ -106,34 +106,44 @@ void prepare(const KernelQuery& query) {
   encode_tiled();
 }
 
-/// Rows of 64-column strips of a paged cache, 64 rows of `box_strips` strips at a time.
+// A box has up to 64 rows of a page: a step's keys are of one page, or of several whole ones.
+constexpr int32_t kAtomRows = WidestTraits::kAtomRows;
+bool fits_boxes(int32_t page_size) {
+  return page_size % kAtomRows == 0 && (page_size % kKeys == 0 || kKeys % page_size == 0);
+}
+
+/// Rows of 64-column strips of a paged cache, by eight; a box has `box_strips` strips of its rows.
 bool describe_boxes(const Geometry& geometry, const void* data, int64_t page_stride,
                     int64_t row_stride, int32_t strips, int32_t box_strips, CUtensorMap& boxes) {
   constexpr cuuint32_t kColumns = 64, kStripBytes = 128;
-  const cuuint64_t shape[] = {kColumns, static_cast<cuuint64_t>(geometry.page_size),
-                              static_cast<cuuint64_t>(strips), cuuint64_t{kMaxPoolPages}};
+  const int32_t box_rows = std::min(geometry.page_size, kKeys);
+  const cuuint64_t shape[] = {kColumns, kAtomRows, static_cast<cuuint64_t>(strips),
+                              static_cast<cuuint64_t>(geometry.page_size / kAtomRows),
+                              cuuint64_t{kMaxPoolPages}};
   const cuuint64_t strides[] = {static_cast<cuuint64_t>(row_stride) * 2, kStripBytes,
+                                static_cast<cuuint64_t>(row_stride) * kAtomRows * 2,
                                 static_cast<cuuint64_t>(page_stride) * 2};
-  const cuuint32_t box[] = {kColumns, kRows, static_cast<cuuint32_t>(box_strips), 1};
-  const cuuint32_t steps[] = {1, 1, 1, 1};
+  const cuuint32_t box[] = {kColumns, kAtomRows, static_cast<cuuint32_t>(box_strips),
+                            static_cast<cuuint32_t>(box_rows / kAtomRows), 1};
+  const cuuint32_t steps[] = {1, 1, 1, 1, 1};
   const CUresult result =
       encode_tiled()(&boxes,
                      geometry.dtype == DType::kBFloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
                                                         : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-                     4, const_cast<void*>(data), shape, strides, box, steps,
+                     5, const_cast<void*>(data), shape, strides, box, steps,
                      CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                      CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return result == CUDA_SUCCESS;
 }
 
-// The copy engine where a step's keys lie in one page, else the widest accesses that are aligned.
+// The copy engine where boxes fit the pages, else the widest accesses that are aligned.
 void choose_key_loads(const AttentionParams& params, AttentionArgs& args) {
   const Geometry& geometry = params.geometry;
   const CacheStrides& strides = params.cache;
   const bool has_rope = geometry.qk_rope_head_dim > 0;
   const bool aligned = is_aligned(params.ckv, 16) && (!has_rope || is_aligned(params.kpe, 16));
   args.key_loads = aligned ? KeyLoads::kChunks : KeyLoads::kElements;
-  if (!aligned || geometry.page_size % kKeys != 0 || encode_tiled() == nullptr) return;
+  if (!aligned || !fits_boxes(geometry.page_size) || encode_tiled() == nullptr) return;
   if (describe_boxes(geometry, params.ckv, strides.ckv_page, strides.ckv_row, 8, 4,
                      args.ckv_boxes) &&
       (!has_rope || describe_boxes(geometry, params.kpe, strides.kpe_page, strides.kpe_row, 1, 1,

@@ -23,9 +23,13 @@ struct Copier {
   __device__ static int first_row() {
     return static_cast<int>(threadIdx.x) % Traits::kGroupThreads / kChunks;
   }
-  /// Of the thread's chunk in a strip; row first_row() + i * kRowStep is i * kRowStep rows on.
-  __device__ static uint32_t offset_in_strip() {
-    return first_row() * Traits::kRowBytes + (chunk() ^ (first_row() % 8)) * 16;
+  /// Of the thread's chunk of row first_row() + i * kRowStep in a strip whose next eight rows are
+  /// `row_stride` bytes on: the last summand is known at compile time.
+  __device__ static uint32_t offset_in_strip(int i, int row_stride) {
+    constexpr int kAtomRows = Traits::kAtomRows;
+    const int row = first_row() % kAtomRows;
+    return first_row() / kAtomRows * row_stride + row * Traits::kRowBytes + (chunk() ^ row) * 16 +
+           i * (kRowStep / kAtomRows) * row_stride;
   }
 
   /// One chunk, zeros where it is not valid.
@@ -81,13 +85,13 @@ struct RowCopies {
   }
 
   /// Strips [begin, end) of a matrix at `matrix`; the rope strip comes after the value strips.
+  template <class Layout>
   __device__ void copy_strips(uint32_t matrix, int begin, int end) const {
     const auto copy = [&](const RowSource<T>& source, int s, int i) {
       const T* from =
           s < Traits::kValueStrips ? source.latent + s * Traits::kStripColumns : source.rope;
-      Copy::copy(matrix + Copy::offset_in_strip() + s * Traits::kStripBytes +
-                     i * Copy::kRowStep * Traits::kRowBytes,
-                 from, source.valid);
+      Copy::copy(matrix + Layout::strip(s) + Copy::offset_in_strip(i, Layout::row_stride(s)), from,
+                 source.valid);
     };
     if constexpr (kAligned) {
 #pragma unroll
@@ -124,7 +128,8 @@ __device__ inline void copy_queries(const AttentionArgs& args, const PlanView& p
             valid};
   };
   const RowCopies<Traits, kAligned, decltype(source_of)> rows(source_of);
-  rows.copy_strips(shared_address(shared.queries), 0, Traits::kStrips);
+  rows.template copy_strips<QueryLayout<Traits>>(shared_address(shared.queries), 0,
+                                                 Traits::kStrips);
   Copy::arrive(shared_address(&shared.queries_full));
 }
 
@@ -173,8 +178,8 @@ __device__ inline void load_by_threads(const AttentionArgs& args, SharedStorage<
 #pragma unroll
       for (int half = 0; half < Traits::kHalves; ++half) {
         barrier_wait(shared_address(&shared.keys_free[stage][half]), ring.parity() ^ 1);
-        rows.copy_strips(matrix, half * Traits::kHalfStrips,
-                         half == 0 ? Traits::kHalfStrips : Traits::kStrips);
+        rows.template copy_strips<KeyLayout<Traits>>(
+            matrix, half * Traits::kHalfStrips, half == 0 ? Traits::kHalfStrips : Traits::kStrips);
         Copy::arrive(shared_address(&shared.keys_full[stage][half]));
       }
       // The first keys of a work find room sooner than its queries do.
@@ -183,17 +188,23 @@ __device__ inline void load_by_threads(const AttentionArgs& args, SharedStorage<
   });
 }
 
-/// Keys by the copy engine, which one thread drives. A step's keys lie in one page. Of two blocks
-/// that share keys each brings the half of its rank to both.
+/// Keys by the copy engine, which one warp drives. A step's keys lie in one page or in several
+/// whole ones, each brought by a lane, so that the pages' numbers are read side by side. Of two
+/// blocks that share keys each brings the half of its rank to both.
 template <class Traits>
 __device__ inline void load_by_boxes(const AttentionArgs& args, SharedStorage<Traits>& shared) {
-  const bool drives = threadIdx.x % Traits::kGroupThreads == 0;
+  using Layout = KeyLayout<Traits>;
+  const bool drives = threadIdx.x % Traits::kGroupThreads < 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int32_t page_size = args.tensors.geometry.page_size;
+  const int32_t box_rows = min(page_size, Traits::kKeys);  // a power of two
+  const int32_t first_row = lane * box_rows;               // of the lane's box
   const bool shares = in_cluster<Traits>(args);
   const auto rank = static_cast<uint32_t>(blockIdx.x % 2);  // in a cluster
   const uint64_t policy = evict_first_policy();
   RingPlace ring;
   uint32_t num_works = 0;  // that have keys
-  if (drives) {
+  if (drives && lane == 0) {
     prefetch_tensor(args.ckv_boxes);
     if (Traits::kRope > 0) prefetch_tensor(args.kpe_boxes);
   }
@@ -203,42 +214,52 @@ __device__ inline void load_by_boxes(const AttentionArgs& args, SharedStorage<Tr
     const int32_t* pages = plan.kv_indices + plan.kv_indptr[work.request];
     const auto has_rope_strip = [](uint32_t half) { return Traits::kRope > 0 && half == 1; };
     // Announces the next keys of a stage, ahead of the room for them: once those before have come.
-    const auto expect_half = [&](uint32_t half) {
+    const auto expect_half = [&](uint32_t half, int32_t num_rows) {
       const uint32_t full = shared_address(&shared.keys_full[ring.stage()][half]);
       barrier_wait(full, ring.parity() ^ 1);
       const int strips = Traits::kHalfStrips + has_rope_strip(half);
-      barrier_arrive_expecting(full, strips * Traits::kStripBytes);
+      barrier_arrive_expecting(full, strips * num_rows * Traits::kRowBytes);
     };
     const auto load_half = [&](const KeyPlace& place, uint32_t half) {
       const uint32_t stage = ring.stage();
       const uint32_t full = shared_address(&shared.keys_full[stage][half]);
-      const uint32_t to =
-          shared_address(shared.keys[stage]) + half * Traits::kHalfStrips * Traits::kStripBytes;
-      const auto copy = [&](uint32_t strip_to, const CUtensorMap& boxes, uint32_t strip) {
-        const BoxAt at{.row = static_cast<int32_t>(place.slot),
-                       .strip = static_cast<int32_t>(strip),
+      const uint32_t matrix = shared_address(shared.keys[stage]);
+      const auto slot = static_cast<uint32_t>(place.slot);
+      const uint32_t first_atom = static_cast<uint32_t>(first_row) / Traits::kAtomRows;
+      const auto copy = [&](uint32_t to, const CUtensorMap& boxes, uint32_t strip) {
+        const BoxAt at{.strip = static_cast<int32_t>(strip),
+                       .row_group = static_cast<int32_t>(slot / Traits::kAtomRows),
                        .page = static_cast<int32_t>(place.page)};
         if (shares) {
-          copy_box_to_cluster(strip_to, boxes, at, full, 0b11, policy);
+          copy_box_to_cluster(to, boxes, at, full, 0b11, policy);
         } else {
-          copy_box(strip_to, boxes, at, full, policy);
+          copy_box(to, boxes, at, full, policy);
         }
       };
-      copy(to, args.ckv_boxes, half * Traits::kHalfStrips);
+      copy(matrix + half * Traits::kHalfBytes + first_atom * Layout::kHalfRowStride, args.ckv_boxes,
+           half * Traits::kHalfStrips);
       if (has_rope_strip(half)) {
-        copy(to + Traits::kHalfStrips * Traits::kStripBytes, args.kpe_boxes, 0);
+        copy(matrix + Layout::kRopeStrip + first_atom * Traits::kAtomBytes, args.kpe_boxes, 0);
       }
     };
     const auto load_step = [&](int32_t step) {
-      const KeyPlace place = place_of_key(pages, work.kv_begin + step * Traits::kKeys,
-                                          args.tensors.geometry.page_size);
+      const int32_t first_key = work.kv_begin + step * Traits::kKeys;
+      const int32_t num_keys = min(work.kv_end - first_key, Traits::kKeys);
+      const bool brings = first_row < num_keys;  // else the request may have no such page
+      const KeyPlace place =
+          brings ? place_of_key(pages, first_key + first_row, page_size) : KeyPlace{};
       const auto wait_until_free = [&](uint32_t half) {
         barrier_wait(shared_address(&shared.keys_free[ring.stage()][half]), ring.parity() ^ 1);
       };
       // Stage s is led by group s, which gives its half back first.
       const uint32_t first = shares ? rank : ring.stage();
-      expect_half(first);
-      expect_half(first ^ 1);
+      if (lane == 0) {
+        const int32_t num_rows = (num_keys + box_rows - 1) & -box_rows;  // of all boxes
+        expect_half(first, num_rows);
+        expect_half(first ^ 1, num_rows);
+      }
+      // Only who fills the room waits for it: for others it might come and go unseen.
+      if (!brings) return;
       wait_until_free(first);
       load_half(place, first);
       if (shares) return;  // the other block brings the other half
@@ -246,7 +267,10 @@ __device__ inline void load_by_boxes(const AttentionArgs& args, SharedStorage<Tr
       load_half(place, first ^ 1);
     };
     for (int32_t step = 0; step < work.num_steps; ++step, ++ring.step) {
-      if (drives) load_step(step);
+      if (drives) {
+        load_step(step);
+        __syncwarp();  // a lane a whole stage ahead would take an older phase for the one it needs
+      }
       if (step == 0) load_queries<Traits>(args, plan, work, num_works++, shared);
     }
   });

@@ -25,10 +25,12 @@ struct AttentionTraits {
   static constexpr int kRank = 512;  // columns of ckv, the values
   static constexpr int kRope = kRopeColumns;
 
-  // Matrices in shared memory are cut into strips of 64 columns, each [64 rows, 128 bytes]
-  // swizzled.
+  // Matrices in shared memory are cut into strips of 64 columns, and these into atoms of the
+  // swizzle, [8 rows, 128 bytes]. Where the atoms lie: QueryLayout, KeyLayout.
   static constexpr int kStripColumns = 64;
   static constexpr int kRowBytes = 128;
+  static constexpr int kAtomRows = 8;
+  static constexpr int kAtomBytes = kAtomRows * kRowBytes;
   static constexpr int kStripBytes = kRows * kRowBytes;
   static constexpr int kValueStrips = kRank / kStripColumns;
   static constexpr int kStrips = kValueStrips + kRope / kStripColumns;
@@ -38,6 +40,7 @@ struct AttentionTraits {
   static constexpr int kHalves = 2;
   static constexpr int kHalfStrips = kValueStrips / kHalves;
   static constexpr int kHalfColumns = kRank / kHalves;
+  static constexpr int kHalfBytes = kHalfStrips * kStripBytes;
 
   static constexpr int kStages = 2;  // blocks of keys in shared memory
 
@@ -47,6 +50,31 @@ struct AttentionTraits {
   // 65,536 registers over 3 x 128 threads.
   static constexpr int kLoadRegisters = 56;
   static constexpr int kMathRegisters = 224;
+};
+
+/// Queries: strip after strip. `strip(s)`: bytes to the first rows of strip s. `row_stride(s)`:
+/// from eight rows of it to the next eight.
+template <class Traits>
+struct QueryLayout {
+  __host__ __device__ static constexpr int strip(int s) { return s * Traits::kStripBytes; }
+  __host__ __device__ static constexpr int row_stride(int /*s*/) { return Traits::kAtomBytes; }
+};
+
+/// Keys: half after half of the value strips, then the rope strip. In a half eight rows of all of
+/// its strips come before the next eight, so that one box holds all that it has of a page.
+template <class Traits>
+struct KeyLayout {
+  static constexpr int kHalfRowStride = Traits::kHalfStrips * Traits::kAtomBytes;
+  static constexpr int kRopeStrip = Traits::kHalves * Traits::kHalfBytes;
+
+  __host__ __device__ static constexpr int strip(int s) {
+    return s == Traits::kValueStrips ? kRopeStrip
+                                     : s / Traits::kHalfStrips * Traits::kHalfBytes +
+                                           s % Traits::kHalfStrips * Traits::kAtomBytes;
+  }
+  __host__ __device__ static constexpr int row_stride(int s) {
+    return s == Traits::kValueStrips ? Traits::kAtomBytes : kHalfRowStride;
+  }
 };
 
 /// Named barriers, by the event that each announces.
@@ -78,12 +106,12 @@ inline constexpr int kSharedLimitBytes = 227 * 1024;  // of one block on sm_90
 enum class KeyLoads : int32_t {
   kElements,  ///< one by one: any address
   kChunks,    ///< 16 bytes a thread: any page size
-  kBoxes,     ///< 64 rows of a page at once, by the copy engine
+  kBoxes,     ///< up to 64 rows of a page at once, by the copy engine
 };
 
 /// The kernel's argument.
 struct AttentionArgs : KernelParams {
-  CUtensorMap ckv_boxes{};  ///< [pages, strips, rows of a page, 64 columns]
+  CUtensorMap ckv_boxes{};  ///< [pages, eights of rows, strips, 8 rows, 64 columns]
   CUtensorMap kpe_boxes{};  ///< the same, one strip
   KeyLoads key_loads = KeyLoads::kElements;
   /// The two blocks of a worker are a cluster, and each brings one half of the keys to both.
