@@ -1,6 +1,6 @@
 #include "cases/random.hpp"
 #include "cuda/device_guard.hpp"
-#include "cuda/error.hpp"
+#include "cuda/launch.hpp"
 #include "cuda/numbers.cuh"
 
 namespace mla::cases {
@@ -25,9 +25,9 @@ void fill_uniform_rows(const uint64_t* keys, int64_t num_rows, DType dtype, void
                        int64_t columns, Device device, Stream stream) {
   if (num_rows == 0 || columns == 0) return;
   const cuda::DeviceGuard guard(device.index);
-  draw_rows<<<static_cast<unsigned>(num_rows), kThreads, 0,
-              static_cast<cudaStream_t>(stream.handle)>>>(keys, dtype, out, columns);
-  cuda::check_launch("draw_rows");
+  cuda::launch_kernel("draw_rows", draw_rows,
+                      {.count = static_cast<unsigned>(num_rows), .threads = kThreads}, stream, keys,
+                      dtype, out, columns);
 }
 
 }  // namespace mla::cases

@@ -10,9 +10,6 @@ namespace mla::cuda {
 /// Exported for mla::layer, which is a library of its own.
 MLA_API void check(cudaError_t result, const char* call, const char* where);
 
-/// Throws CudaError, with the kernel's name, if its launch just before failed.
-inline void check_launch(const char* kernel) { check(cudaGetLastError(), kernel, "launch"); }
-
 }  // namespace mla::cuda
 
 /// Evaluates a call of the CUDA runtime and throws CudaError, with the call's text, if it fails.

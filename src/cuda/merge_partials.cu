@@ -2,6 +2,7 @@
 
 #include "cuda/device_limits.hpp"
 #include "cuda/error.hpp"
+#include "cuda/launch.hpp"
 #include "cuda/merge_partials.hpp"
 #include "cuda/merge_rows.cuh"
 
@@ -32,11 +33,10 @@ Kernel kernel_of(const Geometry& geometry) {
 }  // namespace
 
 void launch_merge(const AttentionLaunch& launch, Stream stream) {
-  const int num_blocks = kBlocksPerSm * device_limits(launch.device.index).num_sms;
-  kernel_of(launch.params
-                .geometry)<<<num_blocks, kThreads, 0, static_cast<cudaStream_t>(stream.handle)>>>(
-      kernel_params(launch));
-  check_launch("merge_partials_kernel");
+  const auto num_blocks =
+      static_cast<unsigned>(kBlocksPerSm * device_limits(launch.device.index).num_sms);
+  launch_kernel("merge_partials_kernel", kernel_of(launch.params.geometry),
+                {.count = num_blocks, .threads = kThreads}, stream, kernel_params(launch));
 }
 
 void prepare_merge(const Geometry& geometry) {

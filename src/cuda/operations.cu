@@ -4,6 +4,7 @@
 
 #include "cuda/device_guard.hpp"
 #include "cuda/error.hpp"
+#include "cuda/launch.hpp"
 #include "cuda/numbers.cuh"
 #include "cuda/operations.hpp"
 #include "mla/error.hpp"
@@ -19,8 +20,6 @@ constexpr int kWarp = 32;
 constexpr int kThreads = 256;
 constexpr int kWarpsPerBlock = kThreads / kWarp;
 constexpr int64_t kMaxBlocks = 1 << 20;
-
-cudaStream_t handle(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
 
 unsigned blocks_for(int64_t items, int64_t items_per_block) {
   return static_cast<unsigned>(
@@ -249,9 +248,9 @@ void CudaOperations::scatter_rows(const LayerRows& layer, std::span<const int64_
                           .kpe = rows.kpe == nullptr ? nullptr : rows.kpe + begin * rows.kpe_stride,
                           .ckv_stride = rows.ckv_stride,
                           .kpe_stride = rows.kpe_stride};
-    scatter_rows_kernel<<<blocks_for(count, kWarpsPerBlock), kThreads, 0, handle(stream)>>>(
-        layer, part, count, from);
-    check_launch("scatter_rows_kernel");
+    launch_kernel("scatter_rows_kernel", scatter_rows_kernel,
+                  {.count = blocks_for(count, kWarpsPerBlock), .threads = kThreads}, stream, layer,
+                  part, count, from);
   });
 }
 
@@ -259,18 +258,18 @@ void CudaOperations::scatter_rows_at(const LayerRows& layer, const int64_t* slot
                                      const SourceRows& rows, Stream stream) {
   if (num_rows == 0) return;
   const DeviceGuard guard(index_);
-  scatter_rows_at_kernel<<<blocks_for(num_rows, kWarpsPerBlock), kThreads, 0, handle(stream)>>>(
-      layer, slots, num_rows, rows);
-  check_launch("scatter_rows_at_kernel");
+  launch_kernel("scatter_rows_at_kernel", scatter_rows_at_kernel,
+                {.count = blocks_for(num_rows, kWarpsPerBlock), .threads = kThreads}, stream, layer,
+                slots, num_rows, rows);
 }
 
 void CudaOperations::gather_rows(const LayerRows& layer, std::span<const int64_t> slots,
                                  std::byte* rows, int64_t row_stride_bytes, Stream stream) {
   const DeviceGuard guard(index_);
   for_each_part<SlotPart>(slots, [&](const SlotPart& part, int count, int64_t begin) {
-    gather_rows_kernel<<<blocks_for(count, kWarpsPerBlock), kThreads, 0, handle(stream)>>>(
-        layer, part, count, rows + begin * row_stride_bytes, row_stride_bytes);
-    check_launch("gather_rows_kernel");
+    launch_kernel("gather_rows_kernel", gather_rows_kernel,
+                  {.count = blocks_for(count, kWarpsPerBlock), .threads = kThreads}, stream, layer,
+                  part, count, rows + begin * row_stride_bytes, row_stride_bytes);
   });
 }
 
@@ -292,8 +291,8 @@ void CudaOperations::copy_pages(const PoolPages& pool, std::span<const PageCopy>
       from.data += layer * pool.layer_bytes;
       const dim3 grid(slices, static_cast<unsigned>(std::min(pool.num_layers - layer, kMaxLayers)),
                       static_cast<unsigned>(run.size()));
-      copy_pages_kernel<<<grid, kThreads, 0, handle(stream)>>>(from, part);
-      check_launch("copy_pages_kernel");
+      launch_kernel("copy_pages_kernel", copy_pages_kernel, {.count = grid, .threads = kThreads},
+                    stream, from, part);
     }
     copies = copies.subspan(run.size());
   }
@@ -303,10 +302,11 @@ void CudaOperations::select_last_rows(const int32_t* qo_indptr, const ConstTenso
                                       const Tensor<2>& out, Stream stream) {
   const DeviceGuard guard(index_);
   const int64_t item = size_of(out.dtype);
-  select_last_rows_kernel<<<blocks_for(out.shape[0], 1), kThreads, 0, handle(stream)>>>(
-      qo_indptr, static_cast<const std::byte*>(hidden.data), hidden.stride[0] * item,
-      static_cast<std::byte*>(out.data), out.stride[0] * item, out.shape[1] * item, out.shape[0]);
-  check_launch("select_last_rows_kernel");
+  launch_kernel("select_last_rows_kernel", select_last_rows_kernel,
+                {.count = blocks_for(out.shape[0], 1), .threads = kThreads}, stream, qo_indptr,
+                static_cast<const std::byte*>(hidden.data), hidden.stride[0] * item,
+                static_cast<std::byte*>(out.data), out.stride[0] * item, out.shape[1] * item,
+                out.shape[0]);
 }
 
 void CudaOperations::merge_states(std::span<const PartialState> states, const Tensor<3>& out,
@@ -330,8 +330,8 @@ void CudaOperations::merge_states(std::span<const PartialState> states, const Te
     params.state_out[i] = rows_of(states[i].out);
     params.state_lse[i] = rows_of(states[i].lse);
   }
-  merge_states_kernel<<<blocks_for(params.num_rows, 1), kThreads, 0, handle(stream)>>>(params);
-  check_launch("merge_states_kernel");
+  launch_kernel("merge_states_kernel", merge_states_kernel,
+                {.count = blocks_for(params.num_rows, 1), .threads = kThreads}, stream, params);
 }
 
 }  // namespace mla::cuda

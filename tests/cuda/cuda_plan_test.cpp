@@ -201,6 +201,24 @@ TEST_P(CudaPlan, RefusedInputLeavesTheContextAndThePlanWell) {
   numbers.expect_means(out, one_page(9));
 }
 
+// An error of the caller's that nobody has read is not a failure of our launches.
+TEST_P(CudaPlan, ARunPassesOverAnErrorThatWasThereBefore) {
+  const PageNumbers numbers(GetParam(), 64, 1);
+  AttentionConfig config = numbers.config(4, 64);
+  config.splits.forced_count = 2;  // so that parts are merged
+  PagedAttention attention(config);
+  const DeviceMemory out = numbers.new_output();
+  const Rows rows = {{.pages = {3, 4, 5, 9}}};
+  PageNumbers::plan(attention, rows, {});
+  void* nothing = nullptr;
+  const cudaError_t error = cudaMalloc(&nothing, size_t{1} << 50);
+  ASSERT_NE(error, cudaSuccess) << "that much memory";
+  attention.run(numbers.args(out, 1));
+  EXPECT_EQ(cudaGetLastError(), error) << "it is the caller's to read";
+  synchronize(kCuda);
+  numbers.expect_means(out, rows);
+}
+
 // More rows and requests than a grid's y and z may have.
 TEST_P(CudaPlan, SeventyThousandQueriesAndSeventeenThousandRequestsAreServed) {
   const PageNumbers numbers(GetParam(), 64, 70000);

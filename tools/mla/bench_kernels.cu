@@ -4,6 +4,7 @@
 
 #include "cuda/device_guard.hpp"
 #include "cuda/error.hpp"
+#include "cuda/launch.hpp"
 #include "cuda/sm90/ptx.cuh"
 #include "mla/bench_kernels.hpp"
 
@@ -125,8 +126,6 @@ int ask(cudaDeviceAttr attribute, Device device) {
   return value;
 }
 
-cudaStream_t handle(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
-
 }  // namespace
 
 void queue_page_reads(const ReadParts& parts, const void* base, Device device, Stream stream) {
@@ -134,17 +133,19 @@ void queue_page_reads(const ReadParts& parts, const void* base, Device device, S
   const int num_sms = ask(cudaDevAttrMultiProcessorCount, device);
   if (ask(cudaDevAttrComputeCapabilityMajor, device) < 9) {
     constexpr int kThreads = 512;
-    load_parts<<<num_sms * 4, kThreads, 0, handle(stream)>>>(parts, static_cast<const uint4*>(base),
-                                                             nullptr);
-    cuda::check_launch("load_parts");
+    cuda::launch_kernel("load_parts", load_parts,
+                        {.count = static_cast<unsigned>(num_sms * 4), .threads = kThreads}, stream,
+                        parts, static_cast<const uint4*>(base), nullptr);
   } else {
     const int stage_bytes = parts.runs_of_a_part * parts.most_units * kUnitBytes;
     const int num_stages = std::clamp(kRingBytes / stage_bytes, 1, kMostStages);
     MLA_CUDA_CHECK(cudaFuncSetAttribute(copy_parts, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                         num_stages * stage_bytes));
-    copy_parts<<<std::min(parts.num_parts, num_sms), kLanes, num_stages * stage_bytes,
-                 handle(stream)>>>(parts, static_cast<const std::byte*>(base), num_stages);
-    cuda::check_launch("copy_parts");
+    cuda::launch_kernel("copy_parts", copy_parts,
+                        {.count = static_cast<unsigned>(std::min(parts.num_parts, num_sms)),
+                         .threads = kLanes,
+                         .dynamic_bytes = static_cast<size_t>(num_stages * stage_bytes)},
+                        stream, parts, static_cast<const std::byte*>(base), num_stages);
   }
 }
 
@@ -152,15 +153,14 @@ void queue_read(const void* data, size_t bytes, Device device, Stream stream) {
   const cuda::DeviceGuard guard(device.index);
   const int num_sms = ask(cudaDevAttrMultiProcessorCount, device);
   constexpr int kThreads = 512;
-  load_all<<<num_sms * 4, kThreads, 0, handle(stream)>>>(
-      static_cast<const uint4*>(data), static_cast<int64_t>(bytes / kUnitBytes), nullptr);
-  cuda::check_launch("load_all");
+  cuda::launch_kernel(
+      "load_all", load_all, {.count = static_cast<unsigned>(num_sms * 4), .threads = kThreads},
+      stream, static_cast<const uint4*>(data), static_cast<int64_t>(bytes / kUnitBytes), nullptr);
 }
 
 void queue_nothing(Device device, Stream stream) {
   const cuda::DeviceGuard guard(device.index);
-  do_nothing<<<1, kLanes, 0, handle(stream)>>>();
-  cuda::check_launch("do_nothing");
+  cuda::launch_kernel("do_nothing", do_nothing, {.count = 1, .threads = kLanes}, stream);
 }
 
 }  // namespace mla::cli

@@ -4,6 +4,7 @@
 #include "cuda/device_limits.hpp"
 #include "cuda/error.hpp"
 #include "cuda/general/simt.hpp"
+#include "cuda/launch.hpp"
 #include "cuda/merge_partials.hpp"
 #include "cuda/numbers.cuh"
 #include "cuda/rows.cuh"
@@ -330,10 +331,12 @@ void prepare(const KernelQuery& query) {
 
 void launch(const AttentionLaunch& launch, Stream stream) {
   const DeviceGuard guard(launch.device.index);
-  kernel_of(
-      launch.params.geometry)<<<launch.num_workers, kThreads, query_bytes(launch.params.geometry),
-                                static_cast<cudaStream_t>(stream.handle)>>>(kernel_params(launch));
-  check_launch("cuda_simt");
+  const Geometry& geometry = launch.params.geometry;
+  launch_kernel("cuda_simt", kernel_of(geometry),
+                {.count = static_cast<unsigned>(launch.num_workers),
+                 .threads = kThreads,
+                 .dynamic_bytes = query_bytes(geometry)},
+                stream, kernel_params(launch));
   if (launch.may_split) launch_merge(launch, stream);
 }
 

@@ -2,6 +2,7 @@
 
 #include "cuda/device_guard.hpp"
 #include "cuda/error.hpp"
+#include "cuda/launch.hpp"
 #include "cuda/numbers.cuh"
 #include "layer/cuda/cublas.hpp"
 #include "layer/cuda/operations.hpp"
@@ -12,9 +13,9 @@ namespace mla::layer::cuda {
 namespace {
 
 using mla::cuda::check;
-using mla::cuda::check_launch;
 using mla::cuda::DeviceGuard;
 using mla::cuda::from_float;
+using mla::cuda::launch_kernel;
 using mla::cuda::to_float;
 
 constexpr int kWarp = 32;
@@ -167,8 +168,6 @@ auto turn_queries_of(DType dtype) {
                   &turn_queries_kernel<__half>);
 }
 
-cudaStream_t handle(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
-
 unsigned blocks_for(int64_t num_tokens) {
   return static_cast<unsigned>(std::clamp<int64_t>(num_tokens, 1, kMaxBlocks));
 }
@@ -188,9 +187,9 @@ class CudaOperations final : public Operations {
                  Stream stream) override {
     const int64_t tokens = latents.shape[0];
     const DeviceGuard guard(device_.index);
-    norm_rows_of(to.dtype)<<<blocks_for(tokens), kThreads, 0, handle(stream)>>>(
-        static_cast<const float*>(latents.data), tokens, norm, to.data);
-    check_launch("norm_rows_kernel");
+    launch_kernel("norm_rows_kernel", norm_rows_of(to.dtype),
+                  {.count = blocks_for(tokens), .threads = kThreads}, stream,
+                  static_cast<const float*>(latents.data), tokens, norm, to.data);
   }
 
   void turn_queries(const ConstTensor<3>& q, const int32_t* positions, const Rope& rope,
@@ -209,17 +208,18 @@ class CudaOperations final : public Operations {
                     (heads.num_heads + heads.heads_per_block - 1) / heads.heads_per_block);
     const size_t smem = static_cast<size_t>(rope.num_pairs()) * sizeof(float2);  // 32 KiB at most
     const DeviceGuard guard(device_.index);
-    turn_queries_of(q.dtype)<<<grid, kThreads, smem, handle(stream)>>>(heads, positions, turn);
-    check_launch("turn_queries_kernel");
+    launch_kernel("turn_queries_kernel", turn_queries_of(q.dtype),
+                  {.count = grid, .threads = kThreads, .dynamic_bytes = smem}, stream, heads,
+                  positions, turn);
   }
 
   void store_latents(const ConstTensor<2>& latents, const int32_t* positions, const Norm& norm,
                      const Rope& rope, const LatentRows& to, Stream stream) override {
     const int64_t tokens = latents.shape[0];
     const DeviceGuard guard(device_.index);
-    store_latents_of(to.dtype)<<<blocks_for(tokens), kThreads, 0, handle(stream)>>>(
-        static_cast<const float*>(latents.data), positions, tokens, norm, Turn(rope), to);
-    check_launch("store_latents_kernel");
+    launch_kernel("store_latents_kernel", store_latents_of(to.dtype),
+                  {.count = blocks_for(tokens), .threads = kThreads}, stream,
+                  static_cast<const float*>(latents.data), positions, tokens, norm, Turn(rope), to);
   }
 
  private:

@@ -6,6 +6,7 @@
 #include "cuda/error.hpp"
 #include "cuda/general/tensor_core.hpp"
 #include "cuda/general/tensor_core/collect.cuh"
+#include "cuda/launch.hpp"
 #include "cuda/merge_partials.hpp"
 
 namespace mla::cuda::general {
@@ -143,9 +144,11 @@ void launch(const AttentionLaunch& launch, Stream stream) {
                       (rope == 0 || in_units(t.kpe, 16, {rope, t.cache.kpe_page, t.cache.kpe_row}));
   params.paired_out = in_units(t.out, 4, {rank, t.out_token_stride, t.out_head_stride});
   const DeviceGuard guard(launch.device.index);
-  kernel_of(t.geometry, params.shape)<<<launch.num_workers, kThreads, params.shape.smem_bytes,
-                                        static_cast<cudaStream_t>(stream.handle)>>>(params);
-  check_launch("cuda_tensor_core");
+  launch_kernel("cuda_tensor_core", kernel_of(t.geometry, params.shape),
+                {.count = static_cast<unsigned>(launch.num_workers),
+                 .threads = kThreads,
+                 .dynamic_bytes = params.shape.smem_bytes},
+                stream, params);
   if (launch.may_split) launch_merge(launch, stream);
 }
 
