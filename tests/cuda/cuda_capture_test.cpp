@@ -16,8 +16,10 @@ namespace {
 
 struct Shape {
   const char* name;
-  const char* kernel;
+  const char* kernel;  // empty: the first that serves it
   Geometry geometry;
+  int64_t max_tokens = 128;
+  int32_t fewest_queries = 0;  // of a request that has any
 
   friend void PrintTo(const Shape& shape, std::ostream* out) { *out << shape.name; }
 };
@@ -35,9 +37,24 @@ constexpr Geometry kOdd{.num_heads = 3,
                         .dtype = DType::kFloat32,
                         .kv_dtype = DType::kFloat32};
 
-const Shape kShapes[] = {{"first_choice", "", kDeepSeek},
-                         {"tensor_core", "cuda_tensor_core", kDeepSeek},
-                         {"simt", "cuda_simt", kOdd}};
+constexpr Geometry with_pages(int32_t page_size, int32_t num_heads) {
+  Geometry geometry = kDeepSeek;
+  geometry.page_size = page_size;
+  geometry.num_heads = num_heads;
+  return geometry;
+}
+
+// On Hopper a worker of 128 heads is two blocks, a cluster where the copy engine brings the keys
+// (not of pages of 4). With two queries or more in every request, an H200 has teams in three plans
+// of four.
+const Shape kShapes[] = {
+    {"first_choice", "", kDeepSeek},
+    {"tensor_core", "cuda_tensor_core", kDeepSeek},
+    {"simt", "cuda_simt", kOdd},
+    {"pages_of_1", "", with_pages(1, 16)},
+    {"pages_of_64_128_heads", "", with_pages(64, 128), 32},
+    {"teams_128_heads", "", with_pages(4, 128), 32, 2},
+};
 
 /// Host arrays of a batch.
 struct HostBatch {
@@ -53,7 +70,7 @@ using Bytes = std::vector<std::byte>;
 
 class CudaCapture : public CudaTest, public testing::WithParamInterface<Shape> {
  protected:
-  static constexpr int64_t kPages = 500, kMaxTokens = 128, kMaxListed = 6000;
+  static constexpr int64_t kPages = 500, kMaxListed = 6000;
   static constexpr int32_t kMaxKeys = 700;
 
   void SetUp() override {
@@ -61,7 +78,7 @@ class CudaCapture : public CudaTest, public testing::WithParamInterface<Shape> {
     if (IsSkipped()) return;
     const int64_t item = size_of(geometry.dtype);
     pool = random_memory(1, kPages * geometry.page_size * geometry.latent_width() * item);
-    queries = random_memory(2, kMaxTokens * geometry.num_heads * geometry.latent_width() * item);
+    queries = random_memory(2, max_tokens * geometry.num_heads * geometry.latent_width() * item);
     stream = DeviceStream(kCuda);
   }
 
@@ -93,13 +110,18 @@ class CudaCapture : public CudaTest, public testing::WithParamInterface<Shape> {
     const auto num_rows = random() % static_cast<uint64_t>(bucket.num_rows + 1);
     for (uint64_t row = 0; row < num_rows; ++row) {
       const int64_t left = bucket.num_tokens - batch.num_tokens();
-      const auto queries_of_row = static_cast<int32_t>(
-          random() % static_cast<uint64_t>(std::min<int64_t>(left, row % 8 == 0 ? 20 : 2) + 1));
+      const int64_t fewest = GetParam().fewest_queries;
+      const int64_t most = std::min<int64_t>(left, fewest + (row % 8 == 0 ? 20 : 2));
+      int64_t queries_of_row = 0;
+      if (most >= fewest) {
+        queries_of_row =
+            fewest + static_cast<int64_t>(random() % static_cast<uint64_t>(most - fewest + 1));
+      }
       auto length = static_cast<int32_t>(random() % kMaxKeys);
       if (random() % 5 == 0) length = 0;
       int64_t num_pages = (length + geometry.page_size - 1) / geometry.page_size;
       if (std::ssize(batch.kv_indices) + num_pages > kMaxListed) num_pages = length = 0;
-      batch.qo_indptr.push_back(batch.qo_indptr.back() + queries_of_row);
+      batch.qo_indptr.push_back(batch.qo_indptr.back() + static_cast<int32_t>(queries_of_row));
       for (int64_t i = 0; i < num_pages; ++i) {
         batch.kv_indices.push_back(static_cast<int32_t>(random() % kPages));
       }
@@ -114,7 +136,7 @@ class CudaCapture : public CudaTest, public testing::WithParamInterface<Shape> {
     DeviceMemory out, lse;
   };
   Outputs new_outputs() const {
-    const int64_t rows = kMaxTokens * geometry.num_heads;
+    const int64_t rows = max_tokens * geometry.num_heads;
     return {DeviceMemory(
                 kCuda, static_cast<size_t>(rows * geometry.kv_lora_rank * size_of(geometry.dtype))),
             DeviceMemory(kCuda, static_cast<size_t>(rows) * sizeof(float))};
@@ -184,6 +206,7 @@ class CudaCapture : public CudaTest, public testing::WithParamInterface<Shape> {
   static device::Runtime& runtime() { return device::runtime_of(kCuda); }
 
   const Geometry geometry = GetParam().geometry;
+  const int64_t max_tokens = GetParam().max_tokens;
   DeviceMemory pool, queries;
   DeviceStream stream{Device{}};  // of the GPU from SetUp on
 };
@@ -194,7 +217,7 @@ INSTANTIATE_TEST_SUITE_P(, CudaCapture, testing::ValuesIn(kShapes),
 // vllm PR 36611, flashinfer issues 825 and 5015, sglang PR 4557: other lengths, splits, pages, rows
 // and query counts than at capture, from one token to many, over scratch that holds NaN.
 TEST_P(CudaCapture, TwoHundredReplansEqualFreshRunsBitForBit) {
-  const Bucket bucket{.num_rows = 64, .num_tokens = kMaxTokens};
+  const Bucket bucket{.num_rows = 64, .num_tokens = max_tokens};
   AttentionConfig with = config(bucket, true);
   DeviceMemory scratch(kCuda, PagedAttention::scratch_bytes(with));
   with.scratch = {static_cast<std::byte*>(scratch.data()), scratch.bytes()};
@@ -221,7 +244,7 @@ TEST_P(CudaCapture, ObjectsThatComeAndGoDoNotDisturbAGraph) {
   const PlanOptions options{.sm_scale = 0.1F};
   const Bytes expected = replay(captured, batch, options);
   for (int i = 0; i < 200; ++i) {
-    const Bucket other{.num_rows = 1 + i % 64, .num_tokens = 1 + i % kMaxTokens};
+    const Bucket other{.num_rows = 1 + i % 64, .num_tokens = 1 + i % max_tokens};
     run_fresh(other, random_batch(random, other), options);
   }
   EXPECT_TRUE(replay(captured, batch, options) == expected);
@@ -230,16 +253,18 @@ TEST_P(CudaCapture, ObjectsThatComeAndGoDoNotDisturbAGraph) {
 
 // vllm PR 21691: graphs of many sizes over one workspace.
 TEST_P(CudaCapture, BucketsThatShareScratchEqualFreshRuns) {
-  const std::array<int64_t, 6> sizes = {64, 33, 16, 8, 2, 1};  // engines capture the largest first
+  std::vector<Bucket> buckets;
+  for (const int64_t rows : {64, 33, 16, 8, 2, 1}) {  // engines capture the largest first
+    buckets.push_back({.num_rows = rows, .num_tokens = std::min(2 * rows, max_tokens)});
+  }
   size_t bytes = 0;
-  for (const int64_t size : sizes) {
-    bytes = std::max(bytes, PagedAttention::scratch_bytes(
-                                config({.num_rows = size, .num_tokens = 2 * size}, true)));
+  for (const Bucket& bucket : buckets) {
+    bytes = std::max(bytes, PagedAttention::scratch_bytes(config(bucket, true)));
   }
   const DeviceMemory scratch(kCuda, bytes);
   std::vector<Captured> captured;
-  for (const int64_t size : sizes) {
-    AttentionConfig with = config({.num_rows = size, .num_tokens = 2 * size}, true);
+  for (const Bucket& bucket : buckets) {
+    AttentionConfig with = config(bucket, true);
     with.scratch = {static_cast<std::byte*>(scratch.data()), bytes};
     captured.push_back(capture(with));
   }
