@@ -2,6 +2,11 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
+#include <fstream>
+#include <iterator>
+#include <sstream>
+
 #include "cuda/error.hpp"
 #include "device/runtime.hpp"
 
@@ -12,7 +17,26 @@ std::string version_text(int version) {
   return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
 }
 
+// Of the driver that is loaded; the CUDA runtime does not know it.
+std::string driver_version() {
+  std::ifstream file("/proc/driver/nvidia/version");
+  std::string line;
+  std::getline(file, line);
+  return driver_version_in(line);
+}
+
 }  // namespace
+
+std::string driver_version_in(const std::string& line) {
+  std::istringstream words(line);
+  const auto is_version = [](const std::string& word) {
+    const auto dot = word.find('.');
+    return dot != 0 && dot != std::string::npos &&
+           word.find_first_not_of("0123456789.") == std::string::npos;
+  };
+  const auto found = std::find_if(std::istream_iterator<std::string>(words), {}, is_version);
+  return found == std::istream_iterator<std::string>{} ? "" : *found;
+}
 
 Card describe_card(int32_t index) {
   device::runtime_of({DeviceKind::kCuda, index}, "device", "describe_card");
@@ -23,7 +47,8 @@ Card describe_card(int32_t index) {
   MLA_CUDA_CHECK(cudaDriverGetVersion(&driver));
   MLA_CUDA_CHECK(cudaRuntimeGetVersion(&runtime));
   return {.name = properties.name,
-          .driver_version = version_text(driver),
+          .driver_version = driver_version(),
+          .driver_cuda_version = version_text(driver),
           .runtime_version = version_text(runtime),
           .compute_capability = properties.major * 10 + properties.minor,
           .num_sms = properties.multiProcessorCount,

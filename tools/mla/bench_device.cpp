@@ -223,7 +223,8 @@ int run_device_bench(const DeviceBenchOptions& options) {
   const Ceilings ceilings = measure_ceilings(options.device);
   const std::vector<Measurement> all = measure(options, peers);
   if (!options.json.to_stdout()) {
-    fmt::print("{}, {}\n{}", card.name, card.driver_version, table_of(all, ceilings, peers));
+    fmt::print("{}, driver for CUDA {}\n{}", card.name, card.driver_cuda_version,
+               table_of(all, ceilings, peers));
   }
   write_json(options.json, json_of(options, card, ceilings, all));
   return report_faults(all);

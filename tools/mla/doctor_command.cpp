@@ -163,7 +163,8 @@ void print_machine(const Machine& machine, const std::vector<cuda::Card>& cards,
         "cuda:{:<3} {}, compute capability {}, {} SMs, {:.1f} GiB; driver for CUDA {}, "
         "runtime {}\n",
         i, card.name, capability_text(card), card.num_sms,
-        static_cast<double>(card.memory_bytes) / kGiB, card.driver_version, card.runtime_version);
+        static_cast<double>(card.memory_bytes) / kGiB, card.driver_cuda_version,
+        card.runtime_version);
   }
 }
 
@@ -227,6 +228,7 @@ Json to_json(const cuda::Card& card, const DeviceReport& report) {
                {"sms", card.num_sms},
                {"memory_bytes", card.memory_bytes},
                {"driver_version", card.driver_version},
+               {"driver_cuda_version", card.driver_cuda_version},
                {"runtime_version", card.runtime_version}};
   add_device(json, report);
   return json;
