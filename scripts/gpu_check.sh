@@ -19,7 +19,7 @@
 #                     reduced list; a suite may take SANITIZER_SECONDS (90)
 #         replay    300 requests of the trace in MLA_TRACE, a file named to pack, at full length, to
 #                   OUT/replay_trace.json
-#         calibrate  the planner's costs of the card's kernels, to OUT/costs.json
+#         calibrate  the planner's costs of the Hopper kernel, to OUT/costs.json
 #         bench     mla bench over the whole grid, BENCH_ROUNDS (5) times, to OUT/grid.json, with every
 #                   DIR/peers/*.so as a peer
 # Exit status 1 if anything failed, 2 if nothing could be run. A suite of which no test ran has failed.

@@ -1,6 +1,5 @@
 #include <initializer_list>
 
-#include "cuda/cost_table.hpp"
 #include "cuda/device_guard.hpp"
 #include "cuda/device_limits.hpp"
 #include "cuda/error.hpp"
@@ -93,7 +92,7 @@ const char* refuses(const KernelQuery& query) {
 
 int32_t num_workers(const KernelQuery& query) { return device_limits(query.device.index).num_sms; }
 
-// An estimate, for shapes and cards that the table does not have.
+// An estimate for every shape and card: measured costs made worse plans (docs/planner.md).
 plan::CostModel cost_model(const KernelQuery& query) {
   const TileShape shape = shape_of(query);
   const int32_t keys = block_keys(shape.value_columns, shape.tile_rows);
@@ -101,16 +100,15 @@ plan::CostModel cost_model(const KernelQuery& query) {
   constexpr double kBytesPerNs = 34;      // of keys
   constexpr double kMultiplyAdds = 1900;  // a nanosecond
   const double columns = shape.width + query.geometry.kv_lora_rank;
-  return calibrated({.tile_rows = shape.tile_rows,
-                     .block_tokens = keys,
-                     .split_align = 1,
-                     .tile_ns = 2500,
-                     .block_ns = kStepNs + keys * shape.row_bytes / kBytesPerNs,
-                     .block_row_ns = keys * columns / kMultiplyAdds,
-                     .partial_row_ns = 0.1 * query.geometry.kv_lora_rank,
-                     .merge_ns = 4000,
-                     .shares_keys = true},
-                    "cuda_tensor_core", query);
+  return {.tile_rows = shape.tile_rows,
+          .block_tokens = keys,
+          .split_align = 1,
+          .tile_ns = 2500,
+          .block_ns = kStepNs + keys * shape.row_bytes / kBytesPerNs,
+          .block_row_ns = keys * columns / kMultiplyAdds,
+          .partial_row_ns = 0.1 * query.geometry.kv_lora_rank,
+          .merge_ns = 4000,
+          .shares_keys = true};
 }
 
 void prepare(const KernelQuery& query) {
