@@ -246,6 +246,7 @@ __global__ void copy_box_kernel(const __grid_constant__ CUtensorMap tensor, BoxA
   const uint32_t barrier = shared_address(&storage);
   if (threadIdx.x == 0) {
     prefetch_tensor(tensor);
+    prefetch_box(tensor, second, evict_first_policy());  // changes nothing
     barrier_init(barrier, 1);
     fence_barrier_init();
   }

@@ -137,6 +137,14 @@ __device__ inline void copy_box_to_cluster(uint32_t to, const CUtensorMap& tenso
       "r"(at.page), "h"(blocks), "l"(policy)
       : "memory");
 }
+/// Has the box come to the level-2 cache.
+__device__ inline void prefetch_box(const CUtensorMap& tensor, BoxAt at, uint64_t policy) {
+  asm volatile(
+      "cp.async.bulk.prefetch.tensor.5d.L2.global.tile.L2::cache_hint "
+      "[%0, {%1, %2, %3, %4, %5}], %6;" ::"l"(&tensor),
+      "r"(at.column), "r"(at.row), "r"(at.strip), "r"(at.row_group), "r"(at.page), "l"(policy)
+      : "memory");
+}
 __device__ inline void prefetch_tensor(const CUtensorMap& tensor) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&tensor) : "memory");
 }

@@ -63,6 +63,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     barrier_init(shared_address(&shared.sums_full), Traits::kMathThreads);
     barrier_init(shared_address(&shared.queries_full), Traits::kGroupThreads);
     barrier_init(shared_address(&shared.queries_free), 4);  // warps of the last step's group
+    shared.steps_asked = 0;
     fence_barrier_init();
   }
   // Before others of a cluster arrive at a block's barriers all must be there, and at the end none

@@ -190,7 +190,9 @@ __device__ inline void load_by_threads(const AttentionArgs& args, SharedStorage<
 
 /// Keys by the copy engine, which one warp drives. A step's keys lie in one page or in several
 /// whole ones, each brought by a lane, so that the pages' numbers are read side by side. Of two
-/// blocks that share keys each brings the half of its rank to both.
+/// blocks that share keys each brings the half of its rank to both, and has it come to the level-2
+/// cache a round before there is room for it: a second warp asks for that, since from the moment
+/// that keys are given back until the next are asked for every instruction counts.
 template <class Traits>
 __device__ inline void load_by_boxes(const AttentionArgs& args, SharedStorage<Traits>& shared) {
   using Layout = KeyLayout<Traits>;
@@ -199,7 +201,8 @@ __device__ inline void load_by_boxes(const AttentionArgs& args, SharedStorage<Tr
   const int32_t page_size = args.tensors.geometry.page_size;
   const int32_t box_rows = min(page_size, Traits::kKeys);  // a power of two
   const int32_t first_row = lane * box_rows;               // of the lane's box
-  const bool shares = in_cluster<Traits>(args);
+  constexpr bool kShares = Traits::kBlocks == 2;           // then they are a cluster
+  const bool foresees = kShares && threadIdx.x % Traits::kGroupThreads / 32 == 1;
   const auto rank = static_cast<uint32_t>(blockIdx.x % 2);  // in a cluster
   const uint64_t policy = evict_first_policy();
   RingPlace ring;
@@ -220,17 +223,20 @@ __device__ inline void load_by_boxes(const AttentionArgs& args, SharedStorage<Tr
       const int strips = Traits::kHalfStrips + has_rope_strip(half);
       barrier_arrive_expecting(full, strips * num_rows * Traits::kRowBytes);
     };
+    const auto box_at = [](const KeyPlace& place, uint32_t strip) -> BoxAt {
+      return {
+          .strip = static_cast<int32_t>(strip),
+          .row_group = static_cast<int32_t>(static_cast<uint32_t>(place.slot) / Traits::kAtomRows),
+          .page = static_cast<int32_t>(place.page)};
+    };
     const auto load_half = [&](const KeyPlace& place, uint32_t half) {
       const uint32_t stage = ring.stage();
       const uint32_t full = shared_address(&shared.keys_full[stage][half]);
       const uint32_t matrix = shared_address(shared.keys[stage]);
-      const auto slot = static_cast<uint32_t>(place.slot);
       const uint32_t first_atom = static_cast<uint32_t>(first_row) / Traits::kAtomRows;
       const auto copy = [&](uint32_t to, const CUtensorMap& boxes, uint32_t strip) {
-        const BoxAt at{.strip = static_cast<int32_t>(strip),
-                       .row_group = static_cast<int32_t>(slot / Traits::kAtomRows),
-                       .page = static_cast<int32_t>(place.page)};
-        if (shares) {
+        const BoxAt at = box_at(place, strip);
+        if constexpr (kShares) {
           copy_box_to_cluster(to, boxes, at, full, 0b11, policy);
         } else {
           copy_box(to, boxes, at, full, policy);
@@ -242,17 +248,23 @@ __device__ inline void load_by_boxes(const AttentionArgs& args, SharedStorage<Tr
         copy(matrix + Layout::kRopeStrip + first_atom * Traits::kAtomBytes, args.kpe_boxes, 0);
       }
     };
-    const auto load_step = [&](int32_t step) {
+    const auto keys_of = [&](int32_t step) {
+      return min(work.kv_end - work.kv_begin - step * Traits::kKeys, Traits::kKeys);
+    };
+    // Of the lane's box, if the step has keys there: else the request may have no such page.
+    const auto place_of = [&](int32_t step) {
       const int32_t first_key = work.kv_begin + step * Traits::kKeys;
-      const int32_t num_keys = min(work.kv_end - first_key, Traits::kKeys);
-      const bool brings = first_row < num_keys;  // else the request may have no such page
-      const KeyPlace place =
-          brings ? place_of_key(pages, first_key + first_row, page_size) : KeyPlace{};
+      return place_of_key(pages, first_key + first_row, page_size);
+    };
+    const auto load_step = [&](int32_t step) {
+      const int32_t num_keys = keys_of(step);
+      const bool brings = first_row < num_keys;
+      const KeyPlace place = brings ? place_of(step) : KeyPlace{};
       const auto wait_until_free = [&](uint32_t half) {
         barrier_wait(shared_address(&shared.keys_free[ring.stage()][half]), ring.parity() ^ 1);
       };
       // Stage s is led by group s, which gives its half back first.
-      const uint32_t first = shares ? rank : ring.stage();
+      const uint32_t first = kShares ? rank : ring.stage();
       if (lane == 0) {
         const int32_t num_rows = (num_keys + box_rows - 1) & -box_rows;  // of all boxes
         expect_half(first, num_rows);
@@ -262,14 +274,31 @@ __device__ inline void load_by_boxes(const AttentionArgs& args, SharedStorage<Tr
       if (!brings) return;
       wait_until_free(first);
       load_half(place, first);
-      if (shares) return;  // the other block brings the other half
-      wait_until_free(first ^ 1);
-      load_half(place, first ^ 1);
+      if constexpr (!kShares) {  // else the other block brings the other half
+        wait_until_free(first ^ 1);
+        load_half(place, first ^ 1);
+      }
+    };
+    // The step before this one is asked for.
+    const auto is_time_for = [&] {
+      const auto asked_before = static_cast<int32_t>(atomicAdd(&shared.steps_asked, 0) - ring.step);
+      return asked_before >= 0;
+    };
+    const auto foresee_step = [&](int32_t step) {
+      if (first_row >= keys_of(step)) return;
+      const KeyPlace place = place_of(step);
+      prefetch_box(args.ckv_boxes, box_at(place, rank * Traits::kHalfStrips), policy);
+      if (has_rope_strip(rank)) prefetch_box(args.kpe_boxes, box_at(place, 0), policy);
     };
     for (int32_t step = 0; step < work.num_steps; ++step, ++ring.step) {
       if (drives) {
         load_step(step);
         __syncwarp();  // a lane a whole stage ahead would take an older phase for the one it needs
+        if (kShares && lane == 0) atomicAdd(&shared.steps_asked, 1);
+      }
+      if (foresees && step > 0 && step + 1 < work.num_steps) {
+        while (!is_time_for()) __nanosleep(200);
+        foresee_step(step + 1);
       }
       if (step == 0) load_queries<Traits>(args, plan, work, num_works++, shared);
     }

@@ -97,6 +97,7 @@ struct SharedStorage {
   uint64_t queries_free;
   uint64_t weights_full[Traits::kHalves];  // by who formed them
   uint64_t sums_full;
+  uint32_t steps_asked;  // of keys, by the warp that loads them
 };
 
 inline constexpr int kSharedAlignment = 1024;
