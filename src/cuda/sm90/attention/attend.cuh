@@ -137,9 +137,11 @@ __device__ inline void attend(const AttentionArgs& args, const int half,
   const auto keys_at = [&](RingPlace at) {
     return uniform(shared_address(shared.keys[at.stage()]));
   };
+  // For all warps of the group alike: a wait for products that some of them skip is undefined.
   const auto keys_are_here = [&](RingPlace at) {
-    return barrier_test(shared_address(&shared.keys_full[at.stage()][0]), at.parity()) &&
-           barrier_test(shared_address(&shared.keys_full[at.stage()][1]), at.parity());
+    const bool seen = barrier_test(shared_address(&shared.keys_full[at.stage()][0]), at.parity()) &&
+                      barrier_test(shared_address(&shared.keys_full[at.stage()][1]), at.parity());
+    return named_barrier_all(kKeysSeenLeft + half, Traits::kGroupThreads, seen);
   };
   const auto wait_for_keys = [&](RingPlace at, int keys_half) {
     barrier_wait(shared_address(&shared.keys_full[at.stage()][keys_half]), at.parity());

@@ -78,7 +78,14 @@ struct KeyLayout {
 };
 
 /// Named barriers, by the event that each announces.
-enum NamedBarrier : int { kRowsClearedLeft = 1, kRowsClearedRight, kTilesStored, kPartsStored };
+enum NamedBarrier : int {
+  kRowsClearedLeft = 1,
+  kRowsClearedRight,
+  kKeysSeenLeft,
+  kKeysSeenRight,
+  kTilesStored,
+  kPartsStored
+};
 
 /// Shared memory of a block. The matrices are aligned to 1,024 bytes, as their swizzle is.
 template <class Traits>
