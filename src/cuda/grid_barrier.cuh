@@ -13,8 +13,9 @@ struct GridArrival {
 };
 
 /// One thread of each block comes. What the block wrote before it synchronised with this thread is
-/// visible to whoever waits. `barrier` is zero before its first use and is never set again: the
-/// arrivals of one round add up to 2^31, so its top bit flips and the others are as they were.
+/// visible to whoever waits. `barrier` is zero or as earlier rounds left it: the arrivals of one
+/// round add up to 2^31, so its top bit flips and the others are as they were. It may be set to
+/// zero between launches, never during one.
 __device__ inline GridArrival arrive_at_grid(uint32_t* barrier) {
   const uint32_t count = blockIdx.x == 0 ? 0x80000000U - (gridDim.x - 1) : 1;
   __threadfence();

@@ -1,5 +1,3 @@
-#include <cstdint>
-
 #include "cuda/device_limits.hpp"
 #include "cuda/error.hpp"
 #include "cuda/launch.hpp"

@@ -2,7 +2,6 @@
 
 #include <cmath>
 #include <cstdint>
-#include <numbers>
 
 #include "cuda/numbers.cuh"
 #include "cuda/rows.cuh"

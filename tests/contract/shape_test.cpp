@@ -33,6 +33,19 @@ TEST_P(HeadCountContract, ManyHeadsAreServedOverManySteps) {
   }
 }
 
+TEST_P(HeadCountContract, ManyHeadsOfEitherTypeAreServedWithAndWithoutRope) {
+  for (const DType dtype : {DType::kBFloat16, DType::kFloat16}) {
+    for (const int32_t rope : {64, 0}) {
+      AttentionCase c{
+          .q_lens = {3, 1}, .kv_lens = {700, 129}, .causal = true, .splits = {.forced_count = 3}};
+      c.geometry.num_heads = 65;
+      c.geometry.qk_rope_head_dim = rope;
+      c.geometry.dtype = c.geometry.kv_dtype = dtype;
+      expect_holds(c, 48);
+    }
+  }
+}
+
 // Partial rows of tiles that one warp stores, several, and two blocks.
 TEST_P(HeadCountContract, SplitRowsOfAnyNumberOfHeadsAreMerged) {
   for (const int32_t heads : {1, 16, 20, 33, 64, 65, 128}) {

@@ -141,7 +141,7 @@ TEST_P(StaleMemoryContract, TableEntriesBeyondTheKeysAreNeverFollowed) {
 // The two above, for every number of pages that a block of keys may have, the last one full or not.
 TEST_P(StaleMemoryContract, LastPagesOfAnyLengthAreReadToTheirKeys) {
   for (const int32_t page_size : {8, 16, 24, 32, 64, 128}) {
-    for (const auto& [heads, rope] : {std::pair{4, 64}, {4, 0}, {65, 64}}) {
+    for (const auto& [heads, rope] : {std::pair{4, 64}, {4, 0}, {65, 64}, {65, 0}}) {
       AttentionCase c{
           .kv_lens = {1, 7, 8, 9, 16, 17, 24, 31, 33, 40, 47, 57, 63, 64, 65, 72, 81, 97, 121, 129},
           .spare_entries = 3};

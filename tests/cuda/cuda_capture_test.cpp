@@ -215,8 +215,6 @@ class CudaCapture : public CudaTest, public testing::WithParamInterface<Shape> {
 INSTANTIATE_TEST_SUITE_P(, CudaCapture, testing::ValuesIn(kShapes),
                          [](const auto& shape) { return std::string(shape.param.name); });
 
-// vllm PR 36611, flashinfer issues 825 and 5015, sglang PR 4557: other lengths, splits, pages, rows
-// and query counts than at capture, from one token to many, over scratch that holds NaN.
 void CudaCapture::expect_replans_equal_fresh_runs(int count, const Bucket& bucket) const {
   AttentionConfig with = config(bucket, true);
   DeviceMemory scratch(kCuda, PagedAttention::scratch_bytes(with));
@@ -235,6 +233,8 @@ void CudaCapture::expect_replans_equal_fresh_runs(int count, const Bucket& bucke
   runtime().destroy_graph(captured.graph);
 }
 
+// vllm PR 36611, flashinfer issues 825 and 5015, sglang PR 4557: other lengths, splits, pages, rows
+// and query counts than at capture, from one token to many, over scratch that holds NaN.
 TEST_P(CudaCapture, TwoHundredReplansEqualFreshRunsBitForBit) {
   expect_replans_equal_fresh_runs(200, {.num_rows = 64, .num_tokens = max_tokens});
 }

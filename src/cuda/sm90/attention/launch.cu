@@ -7,6 +7,7 @@
 #include "cuda/device_guard.hpp"
 #include "cuda/device_limits.hpp"
 #include "cuda/error.hpp"
+#include "cuda/merge_partials.hpp"
 #include "cuda/sm90/attention/kernel.cuh"
 #include "cuda/sm90/attention/launch.hpp"
 
@@ -104,6 +105,7 @@ void prepare(const KernelQuery& query) {
   MLA_CUDA_CHECK(cudaFuncSetAttribute(kernel_for(query.geometry),
                                       cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes));
   encode_tiled();
+  prepare_merge(query.geometry);
 }
 
 // A box has up to 64 rows of a page: a step's keys are of one page, or of several whole ones.
@@ -167,7 +169,6 @@ AttentionArgs args_of(const AttentionLaunch& launch) {
       chunks(params.q_nope_token_stride, params.q_nope_head_stride, kChunkElements) &&
       (!has_rope || (is_aligned(params.q_pe, 16) &&
                      chunks(params.q_pe_token_stride, params.q_pe_head_stride, kChunkElements)));
-  args.may_merge = launch.may_split;
   args.out_aligned = is_aligned(params.out, 8) &&
                      chunks(params.out_token_stride, params.out_head_stride, kChunkElements / 2);
   return args;
@@ -175,7 +176,7 @@ AttentionArgs args_of(const AttentionLaunch& launch) {
 
 void launch(const AttentionLaunch& launch, Stream stream) {
   const DeviceGuard guard(launch.device.index);
-  const AttentionArgs args = args_of(launch);
+  AttentionArgs args = args_of(launch);
   const auto num_blocks =
       static_cast<unsigned>(launch.num_workers * blocks_per_worker(launch.params.geometry));
   const Kernel kernel = kernel_for(launch.params.geometry);
@@ -184,7 +185,6 @@ void launch(const AttentionLaunch& launch, Stream stream) {
   attributes[0].id = cudaLaunchAttributeClusterDimension;
   attributes[0].val.clusterDim = {args.is_cluster ? 2U : 1U, 1, 1};
   attributes[1].id = cudaLaunchAttributeCooperative;
-  attributes[1].val.cooperative = args.may_merge ? 1 : 0;
   cudaLaunchConfig_t config{};
   config.gridDim = num_blocks;
   config.blockDim = kThreads;
@@ -192,7 +192,20 @@ void launch(const AttentionLaunch& launch, Stream stream) {
   config.stream = static_cast<cudaStream_t>(stream.handle);
   config.attrs = attributes;
   config.numAttrs = 2;
-  check(cudaLaunchKernelEx(&config, kernel, args), "cudaLaunchKernelEx", "sm90_dense");
+  const auto queue = [&](bool may_merge) {
+    args.may_merge = may_merge;
+    attributes[1].val.cooperative = may_merge ? 1 : 0;
+    return cudaLaunchKernelEx(&config, kernel, args);
+  };
+  cudaError_t result = queue(launch.may_split);
+  // A part of a card may run fewer blocks at a time than the card has multiprocessors.
+  const bool blocks_can_meet = result != cudaErrorCooperativeLaunchTooLarge;
+  if (!blocks_can_meet) {
+    cudaGetLastError();  // no error of the caller's
+    result = queue(false);
+  }
+  check(result, "cudaLaunchKernelEx", "sm90_dense");
+  if (!blocks_can_meet) launch_merge(launch, stream);
 }
 
 }  // namespace
