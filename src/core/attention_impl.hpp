@@ -48,7 +48,8 @@ struct AttentionParams {
 struct AttentionLaunch {
   AttentionParams params{};  ///< the plan's part is empty
   PlanImage image{};
-  std::byte* plan = nullptr;  ///< on the device; its address never changes
+  /// On the device; its address never changes. Kernels write no more of it than its barrier.
+  std::byte* plan = nullptr;
   Device device{};
   /// Tiles of later requests are left out (a bucket's padding that was not handed in).
   int32_t num_requests = 0;

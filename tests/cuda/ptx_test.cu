@@ -9,7 +9,7 @@
 
 // Barriers, copies and clusters. Where a broken instruction would make a wait endless the kernel
 // gives up and the test fails, but for what only waits: barrier_wait(), cluster_sync() and
-// named_barrier_sync().
+// the named barriers.
 namespace mla::cuda::sm90 {
 namespace {
 
@@ -117,6 +117,27 @@ TEST_F(Ptx, ANamedBarrierJoinsTwoRolesAndNobodyElse) {
   for (uint32_t i = 0; i < received.host.size(); ++i) {
     const uint32_t others = (i / kRoleThreads ^ 1) * kRoleThreads;
     EXPECT_EQ(received.host[i], others + kRoleThreads - 1 - i % kRoleThreads) << "value " << i;
+  }
+}
+
+// Of each warp: whether all had the value, in rounds where none lacks it or warp round - 1 does.
+__global__ void named_barrier_all_kernel(uint32_t* all) {
+  const uint32_t warp = threadIdx.x / kLanes, num_warps = blockDim.x / kLanes;
+  for (uint32_t round = 0; round <= num_warps; ++round) {
+    if (round % num_warps == warp) __nanosleep(kLateNs);
+    const bool held = named_barrier_all(3, static_cast<int>(blockDim.x), warp + 1 != round);
+    if (threadIdx.x % kLanes == 0) all[round * num_warps + warp] = held;
+  }
+}
+
+TEST_F(Ptx, ANamedBarrierTellsAllWarpsWhetherEachHadTheValue) {
+  constexpr uint32_t kWarps = kGroupThreads / kLanes;
+  auto all = results<uint32_t>((kWarps + 1) * kWarps);
+  launch(&named_barrier_all_kernel, 1, kGroupThreads, all.data());
+  all.read();
+  for (uint32_t i = 0; i < all.host.size(); ++i) {
+    EXPECT_EQ(all.host[i], i < kWarps ? 1U : 0U)
+        << "round " << i / kWarps << ", warp " << i % kWarps;
   }
 }
 

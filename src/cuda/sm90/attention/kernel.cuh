@@ -19,8 +19,8 @@
 //   weights and hands them to the other through shared memory. Then both multiply the weights by
 //   their half of the values, which are the first 512 columns of the same keys.
 // - A step's keys are given back to the load group as soon as both have done so.
-// - Where keys of a row were cut, the math groups of all blocks meet at the end and merge the
-// parts.
+// - Where keys of a row were cut, the math groups of all blocks meet at the end and merge its
+//   parts.
 namespace mla::cuda::sm90 {
 
 enum class Role { kMathLeft, kMathRight, kLoad };  // one warpgroup each
