@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <numbers>
+#include <type_traits>
 
 #include "cuda/named_barrier.cuh"
 #include "cuda/numbers.cuh"
@@ -60,14 +61,18 @@ __device__ inline float log2_scale_of(float sm_scale) {
 
 /// ln(sum * 2^max), for weights formed with log2_scale_of(sm_scale). That is off from sm_scale *
 /// log2(e) by its rounding, and ln 2 by its own: together an error of the maximum's size times
-/// 2^-24, which is taken back.
+/// 2^-24, which is taken back. So is most of what the tensor cores cut off a score: on average 5
+/// (fp16) or 2.5 (bf16) times 2^-24 of it with random elements (docs/kernels/sm90.md).
+template <class T>
 __device__ inline float natural_lse(float max, float sum, float sm_scale) {
+  constexpr float kCutOff = std::is_same_v<T, __half> ? 0x1p-22F : 0x1p-23F;
   constexpr float kLog2e = std::numbers::log2e_v<float>, kLn2 = std::numbers::ln2_v<float>;
   constexpr auto kLog2eRest = static_cast<float>(std::numbers::log2e - double{kLog2e});
   constexpr auto kLn2Rest = static_cast<float>(std::numbers::ln2 - double{kLn2});
   const float scale = log2_scale_of(sm_scale);
   const float scale_rest = fmaf(sm_scale, kLog2e, -scale) + sm_scale * kLog2eRest;
-  return fmaf(max, kLn2, fmaf(max, kLn2Rest + kLn2 * (scale_rest / scale), logf(sum)));
+  const float rest = kLn2Rest + kLn2 * (scale_rest / scale + kCutOff);
+  return fmaf(max, kLn2, fmaf(max, rest, logf(sum)));
 }
 
 /// Stage 5, below.
@@ -130,10 +135,9 @@ __device__ inline void attend(const AttentionArgs& args, const int half,
   };
 
   // Stage 1: scores of a step, as its keys come. The tensor cores cut off what does not fit their
-  // accumulator at each product, so scores are sums of three chains of products: three strips of
-  // the group's own half of the keys, which comes first, three of the other half, and, when those
-  // are done, the rest. So they have the same bits whichever group leads.
-  constexpr int kChainStrips = Traits::kHalfStrips - 1;
+  // accumulator at each product, so scores are sums of two chains of products, each over a half of
+  // the value columns and a half of the rope part. The group's own half comes first; a chain is the
+  // same whichever group leads, so the scores have the same bits.
   const auto keys_at = [&](RingPlace at) {
     return uniform(shared_address(shared.keys[at.stage()]));
   };
@@ -153,49 +157,46 @@ __device__ inline void attend(const AttentionArgs& args, const int half,
       multiply_scores<T>(sums, advance(a, k * 32), advance(b, k * 32), accumulate || k > 0);
     }
   };
-  const auto start_chain_of_half = [&](RingPlace at, int keys_half, float(&sums)[32]) {
+  const auto multiply_half = [&](uint32_t keys, int keys_half, float(&sums)[32]) {
     const uint32_t begin = uniform(keys_half * Traits::kHalfBytes);
     const uint64_t a = advance(queries, begin);
-    const uint64_t b = matrix_descriptor(keys_at(at) + begin, Keys::kHalfRowStride);
-    products_begin();
+    const uint64_t b = matrix_descriptor(keys + begin, Keys::kHalfRowStride);
 #pragma unroll
-    for (int s = 0; s < kChainStrips; ++s) {
+    for (int s = 0; s < Traits::kHalfStrips; ++s) {
       multiply_strip(sums, advance(a, s * Traits::kStripBytes), advance(b, s * Traits::kAtomBytes),
                      s > 0);
     }
-    products_commit();
   };
-  const auto start_last_chain = [&](RingPlace at, float(&sums)[32]) {
-    const uint32_t keys = keys_at(at);
-    products_begin();
+  const auto multiply_rope = [&](uint32_t keys, int keys_half, float(&sums)[32]) {
+    constexpr int kProducts = Traits::kRope / 16 / Traits::kHalves;
+    const uint32_t begin = uniform(keys_half * kProducts * 32);
+    const uint64_t a = advance(queries, Traits::kValueStrips * Traits::kStripBytes + begin);
+    const uint64_t b = matrix_descriptor(keys + Keys::kRopeStrip + begin, Traits::kAtomBytes);
 #pragma unroll
-    for (int s = kChainStrips; s < Traits::kStrips; ++s) {
-      const bool is_last_of_half = s % Traits::kHalfStrips == kChainStrips;
-      if (s < Traits::kValueStrips && !is_last_of_half) continue;
-      const uint64_t b = matrix_descriptor(keys, Keys::row_stride(s));
-      multiply_strip(sums, advance(queries, s * Traits::kStripBytes), advance(b, Keys::strip(s)),
-                     s > kChainStrips);
+    for (int k = 0; k < kProducts; ++k) {
+      multiply_scores<T>(sums, advance(a, k * 32), advance(b, k * 32), true);
     }
-    products_commit();
   };
   const auto start_scores = [&](RingPlace at, int32_t num_keys) {
     if (has_boxes && num_keys < Traits::kKeys) clear_rows_from(at, num_keys);
+    const uint32_t keys = keys_at(at);
     wait_for_keys(at, half);
-    start_chain_of_half(at, half, scores);
+    products_begin();
+    multiply_half(keys, half, scores);
+    products_commit();
     wait_for_keys(at, other);
-    start_chain_of_half(at, other, more_scores);
+    products_begin();
+    multiply_half(keys, other, more_scores);
+    multiply_rope(keys, other, more_scores);
+    multiply_rope(keys, half, scores);
+    products_commit();
   };
-  const auto finish_scores = [&](RingPlace at) {
-    const auto add = [&] {
-      products_wait<0>();
-      products_arrive(scores);
-      products_arrive(more_scores);
+  const auto finish_scores = [&] {
+    products_wait<0>();
+    products_arrive(scores);
+    products_arrive(more_scores);
 #pragma unroll
-      for (int i = 0; i < 32; ++i) scores[i] += more_scores[i];
-    };
-    add();
-    start_last_chain(at, more_scores);
-    add();
+    for (int i = 0; i < 32; ++i) scores[i] += more_scores[i];
   };
 
   // Stage 2: weights from scores.
@@ -220,7 +221,7 @@ __device__ inline void attend(const AttentionArgs& args, const int half,
       step_max[r] = fmaxf(fmaxf(chains[0], chains[1]), fmaxf(chains[2], chains[3]));
     }
   };
-  const auto form_weights = [&] {
+  const auto raise_max = [&] {
     float max[kRowsOfThread];
     bool raises = false;
 #pragma unroll
@@ -238,6 +239,12 @@ __device__ inline void attend(const AttentionArgs& args, const int half,
       }
     }
     rows.move(max, rescale);
+    if (lane % 4 == 0) {
+      for (int r = 0; r < kRowsOfThread; ++r) shared.row_max[first_row + 8 * r] = rows.max[r];
+    }
+    if (Traits::kBlocks == 2 && half == 0) barrier_arrive(shared_address(&shared.max_full));
+  };
+  const auto form_weights = [&] {
 #pragma unroll
     for (int i = 0; i < 32; i += 2) {
       const int r = i / 2 % 2;
@@ -255,24 +262,23 @@ __device__ inline void attend(const AttentionArgs& args, const int half,
       const int chunk = (2 * k + lane / 16) ^ (named_row % 8);
       store_matrices(weights_row + chunk * 16, weights[k]);
     }
-    if (lane % 4 == 0) {
-      for (int r = 0; r < kRowsOfThread; ++r) shared.row_max[first_row + 8 * r] = rows.max[r];
-    }
     fence_async_proxy();
     barrier_arrive(shared_address(&shared.weights_full[half]));
   };
-  const auto receive_weights = [&](RingPlace at) {
+  const auto wait_for_weights = [&](RingPlace at) {
     barrier_wait(shared_address(&shared.weights_full[other]), at.parity());
+  };
+  const auto take_max = [&] {
     const float max[kRowsOfThread] = {shared.row_max[first_row], shared.row_max[first_row + 8]};
     __syncwarp();  // the warp's next maxima go to the same place
     rows.move(max, rescale);
   };
 
   // Stage 4: out = out * rescale + weights x values, this group's columns.
-  const auto rescale_out = [&] {
-    if (!__any_sync(kAllLanes, rescale[0] != 1.0F || rescale[1] != 1.0F)) return;
+  const auto rescale_by = [&](const float(&factor)[kRowsOfThread]) {
+    if (!__any_sync(kAllLanes, factor[0] != 1.0F || factor[1] != 1.0F)) return;
 #pragma unroll
-    for (int i = 0; i < 128; ++i) out[i] *= rescale[i / 2 % 2];
+    for (int i = 0; i < 128; ++i) out[i] *= factor[i / 2 % 2];
   };
   // Made before the products that use it: what a warp does between two of them holds up the second.
   const auto values_of = [&](RingPlace at) {
@@ -339,18 +345,20 @@ __device__ inline void attend(const AttentionArgs& args, const int half,
     };
     const auto lead_values = [&] {
       publish_weights();
-      rescale_out();
+      rescale_by(rescale);
       start_values_of_own(ring);
       finish_values(ring);
     };
     const auto follow_values = [&] {
-      receive_weights(ring);
-      rescale_out();
+      wait_for_weights(ring);
+      take_max();
+      rescale_by(rescale);
       start_values_of_other(ring);
     };
     // This group's step, from its finished scores on.
     const auto lead = [&] {
       judge_scores(left);
+      raise_max();
       form_weights();
       lead_values();
     };
@@ -368,17 +376,24 @@ __device__ inline void attend(const AttentionArgs& args, const int half,
       products_wait<2>();  // two chains of scores
       products_arrive(out);
       if (queue) free_keys(ring);
-      finish_scores(next);
+      finish_scores();
     };
-    // Both steps, scores first: the other group's values are multiplied while the weights are
-    // formed. Where the tensor cores are the bound, not the memory.
+    // Both steps, scores first, where the tensor cores are the bound, not the memory. The other
+    // group's maxima come ahead of its weights, so that this group knows its own when those come
+    // and forms its weights while the other's are multiplied.
     const auto follow_and_lead = [&] {
       const RingPlace next{ring.step + 1};
       start_scores(next, left - Traits::kKeys);
-      finish_scores(next);
+      finish_scores();
       judge_scores(left - Traits::kKeys);
-      follow_values();
-      form_weights();
+      barrier_wait(shared_address(&shared.max_full), ring.parity());
+      take_max();
+      const float others_rescale[kRowsOfThread] = {rescale[0], rescale[1]};
+      raise_max();
+      wait_for_weights(ring);
+      rescale_by(others_rescale);
+      start_values_of_other(ring);
+      form_weights();  // for the most part between those products, as the compiler orders it
       finish_values(ring);
       next_step();
       lead_values();
@@ -391,7 +406,7 @@ __device__ inline void attend(const AttentionArgs& args, const int half,
     bool leads = static_cast<int>(ring.stage()) == half;
     if (leads) {
       start_scores(ring, left);
-      finish_scores(ring);
+      finish_scores();
     }
     if (Traits::kBlocks == 2 && half == 1) {
       if (leads) {
@@ -460,7 +475,7 @@ __device__ inline void store_rows(const AttentionArgs& args, const Work& work, i
     const bool live = row < work.num_rows;
     const bool empty = sum[r] == 0;  // not so where it is NaN
     const float inverse = empty ? 0 : 1 / sum[r];
-    const float lse = empty ? -INFINITY : natural_lse(max[r], sum[r], plan.sm_scale);
+    const float lse = empty ? -INFINITY : natural_lse<T>(max[r], sum[r], plan.sm_scale);
     // Of two chunks of eight columns neighbouring lanes swap a half each, so that a lane has four
     // columns of one of them.
     const bool odd = pair % 2 != 0;

@@ -62,6 +62,7 @@ __global__ void __launch_bounds__(Traits::kThreads, 1)
     for (uint64_t& full : shared.weights_full) {
       barrier_init(shared_address(&full), Traits::kGroupThreads);
     }
+    barrier_init(shared_address(&shared.max_full), Traits::kGroupThreads);
     barrier_init(shared_address(&shared.sums_full), Traits::kMathThreads);
     barrier_init(shared_address(&shared.queries_full), Traits::kGroupThreads);
     barrier_init(shared_address(&shared.queries_free), 4);  // warps of the last step's group

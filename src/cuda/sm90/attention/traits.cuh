@@ -103,6 +103,7 @@ struct SharedStorage {
   uint64_t queries_full;
   uint64_t queries_free;
   uint64_t weights_full[Traits::kHalves];  // by who formed them
+  uint64_t max_full;                       // of the left group, where it comes ahead of weights
   uint64_t sums_full;
   uint32_t steps_asked;  // of keys, by the warp that loads them
 };
