@@ -15,7 +15,7 @@ constexpr int kBlocksPerSm = 4;
 template <bool kIsWhole>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     merge_partials_kernel(const __grid_constant__ KernelParams params) {
-  __shared__ MergeMemory memory;
+  __shared__ MergeMemory<1> memory;
   if (params.image.view(params.plan).num_merges == 0) return;
   merge_share<kIsWhole, kWarps, 1>(
       params, memory, blockIdx.x, gridDim.x, [] {}, [] { __syncthreads(); });

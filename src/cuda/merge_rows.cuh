@@ -10,9 +10,9 @@
 // blocks wait for each other does at its end.
 //
 // Work is cut into items: a row and 128 of its columns, four a lane. A warp merges neighbouring
-// items alone, or a block one where there are few. Parts are added up by eights, and the eights in
-// order, so that the bits do not depend on who adds. The code is short on purpose: most of it runs
-// once in a launch, from memory.
+// items alone; where there are fewer than warps, several share one. Parts are added up by eights,
+// and the eights in order, so that the bits do not depend on who adds. The code is short on
+// purpose: most of it runs once in a launch, from memory.
 namespace mla::cuda {
 
 namespace merging {
@@ -147,19 +147,20 @@ __device__ inline void add(float4& sum, float4 value) {
 
 }  // namespace merging
 
-/// Shared memory of a block that merges.
+/// Shared memory of a block that merges. `kTeams`: so many items may be shared by warps.
+template <int kTeams>
 struct MergeMemory {
-  float4 sums[kMaxSplits / merging::kEight][merging::kWarp];  // of eights
+  float4 sums[kTeams][kMaxSplits / merging::kEight][merging::kWarp];  // of eights
 };
 
 /// Merges one block's share of the plan's partial results into out and lse. `kIsWhole`: the rank is
 /// a multiple of four. Called by the block's first kWarps warps; each does up to kRanges items of a
 /// row at a time. `block` is which of `num_blocks` it is. wait_for_parts() comes before the first
 /// partial result is read and returns when all are there; sync() waits for the kWarps warps.
-template <bool kIsWhole, int kWarps, int kRanges, class WaitForParts, class Sync>
-__device__ inline void merge_share(const KernelParams& params, MergeMemory& memory, uint32_t block,
-                                   uint32_t num_blocks, const WaitForParts& wait_for_parts,
-                                   const Sync& sync) {
+template <bool kIsWhole, int kWarps, int kRanges, int kTeams, class WaitForParts, class Sync>
+__device__ inline void merge_share(const KernelParams& params, MergeMemory<kTeams>& memory,
+                                   uint32_t block, uint32_t num_blocks,
+                                   const WaitForParts& wait_for_parts, const Sync& sync) {
   using namespace merging;
   constexpr int kParts = kRanges == 1 ? kEight : kEight / 2;  // whose columns are loaded at once
   const PlanView plan = params.image.view(params.plan);
@@ -172,15 +173,19 @@ __device__ inline void merge_share(const KernelParams& params, MergeMemory& memo
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
 
-  // A team takes neighbouring items, which share rows.
-  const bool by_block = num_items <= num_blocks;
-  const int team_warps = by_block ? kWarps : 1;
-  const int member = by_block ? warp : 0;
-  const uint32_t num_teams = num_blocks * (kWarps / team_warps);
-  const uint32_t items_of_team = (num_items + num_teams - 1) / num_teams;
-  const uint32_t team = by_block ? block : block * kWarps + warp;
-  uint32_t item = team * items_of_team;
+  // A team of warps has one item, or a warp neighbouring ones, which share rows.
+  int team_warps = kWarps;
+  const auto items_at_once = [&] { return num_blocks * (kWarps / team_warps); };
+  while (team_warps > 1 && (items_at_once() < num_items || kWarps / team_warps > kTeams)) {
+    team_warps /= 2;
+  }
+  const bool is_shared = team_warps > 1;
+  const int member = warp % team_warps;
+  const int team = warp / team_warps;  // of the block's
+  const uint32_t items_of_team = (num_items + items_at_once() - 1) / items_at_once();
+  uint32_t item = (block * (kWarps / team_warps) + team) * items_of_team;
   const uint32_t end = min(item + items_of_team, num_items);
+  bool waits_for_team = is_shared;
   MergedRow row;
   if (item < end) row.find(plan, item / ranges);
   wait_for_parts();
@@ -235,17 +240,18 @@ __device__ inline void merge_share(const KernelParams& params, MergeMemory& memo
           }
         }
       }
-      if (by_block) memory.sums[eight / kEight][lane] = sum[0];
+      if (is_shared) memory.sums[team][eight / kEight][lane] = sum[0];
 #pragma unroll
       for (int r = 0; r < kRanges; ++r) add(total[r], sum[r]);
     }
-    if (by_block) {
-      sync();  // a block has one item at most
-      if (warp != 0) return;
+    if (is_shared) {
+      sync();
+      waits_for_team = false;
+      if (member != 0) break;
       total[0] = {};
 #pragma unroll 1
       for (int eight = 0; eight * kEight < row.merge.num_partials; ++eight) {
-        add(total[0], memory.sums[eight][lane]);
+        add(total[0], memory.sums[team][eight][lane]);
       }
     }
     const float inverse = weights.sum == 0 ? 0.0F : 1 / weights.sum;
@@ -262,6 +268,7 @@ __device__ inline void merge_share(const KernelParams& params, MergeMemory& memo
     }
     if (lane == 0 && range == 0) write_lse(tensors, plan, at, weights.natural_lse());
   }
+  if (waits_for_team) sync();  // others of the block have an item
 }
 
 }  // namespace mla::cuda

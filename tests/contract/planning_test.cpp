@@ -45,6 +45,26 @@ TEST_P(PlanningContract, MixedBatchEqualsItsRequestsAlone) {
   }
 }
 
+// Few rows of many parts may be merged by more threads each than many rows.
+TEST_P(PlanningContract, PartsAddUpToTheSameBitsHoweverManyRowsThereAre) {
+  AttentionCase c{.equal_requests = true, .splits = {.fixed_tokens = 64}};
+  c.geometry = small_geometry(16);
+  CheckReport alone;
+  for (const size_t requests : {1, 3, 5, 8, 20}) {
+    c.q_lens.assign(requests, 1);
+    c.kv_lens.assign(requests, 2000);
+    CheckReport report = expect_holds(c, 16);
+    if (requests == 1) alone = report;
+    const size_t size = alone.out.size();
+    ASSERT_EQ(report.out.size(), size * requests);
+    for (size_t i = 0; i < requests; ++i) {
+      EXPECT_EQ(std::memcmp(report.out.data() + i * size, alone.out.data(), size * sizeof(float)),
+                0)
+          << "request " << i << " of " << requests;
+    }
+  }
+}
+
 // flashinfer-ai/flashinfer PR 890: a scheduler state could wait for ever. ctest's timeout is the
 // watchdog.
 TEST_P(PlanningContract, RandomPlansEndAndEqualTheReference) {

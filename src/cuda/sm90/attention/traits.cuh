@@ -92,7 +92,7 @@ template <class Traits>
 struct SharedStorage {
   union {
     std::byte queries[Traits::kStrips * Traits::kStripBytes];
-    MergeMemory merge;  // when all tiles are done
+    MergeMemory<4> merge;  // when all tiles are done
   };
   std::byte keys[Traits::kStages][Traits::kStrips * Traits::kStripBytes];
   std::byte weights[Traits::kStripBytes];  // [rows, keys], of the block under way
