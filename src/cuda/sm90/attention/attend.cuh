@@ -92,6 +92,7 @@ __device__ inline void attend(const AttentionArgs& args, const int half,
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int first_row = warp * 16 + lane / 4;
   const int other = half ^ 1;
+  const bool max_comes_first = Traits::kBlocks == 2 && half == 1;
   const bool has_boxes = args.key_loads == KeyLoads::kBoxes;
   const float log2_scale = log2_scale_of(plan_of(args).sm_scale);
 
@@ -268,7 +269,13 @@ __device__ inline void attend(const AttentionArgs& args, const int half,
   const auto wait_for_weights = [&](RingPlace at) {
     barrier_wait(shared_address(&shared.weights_full[other]), at.parity());
   };
-  const auto take_max = [&] {
+  // The left group's come ahead of its weights where the right one can use them (follow_and_lead).
+  const auto receive_max = [&](RingPlace at) {
+    if (max_comes_first) {
+      barrier_wait(shared_address(&shared.max_full), at.parity());
+    } else {
+      wait_for_weights(at);
+    }
     const float max[kRowsOfThread] = {shared.row_max[first_row], shared.row_max[first_row + 8]};
     __syncwarp();  // the warp's next maxima go to the same place
     rows.move(max, rescale);
@@ -350,8 +357,8 @@ __device__ inline void attend(const AttentionArgs& args, const int half,
       finish_values(ring);
     };
     const auto follow_values = [&] {
-      wait_for_weights(ring);
-      take_max();
+      receive_max(ring);
+      if (max_comes_first) wait_for_weights(ring);
       rescale_by(rescale);
       start_values_of_other(ring);
     };
@@ -386,8 +393,7 @@ __device__ inline void attend(const AttentionArgs& args, const int half,
       start_scores(next, left - Traits::kKeys);
       finish_scores();
       judge_scores(left - Traits::kKeys);
-      barrier_wait(shared_address(&shared.max_full), ring.parity());
-      take_max();
+      receive_max(ring);
       const float others_rescale[kRowsOfThread] = {rescale[0], rescale[1]};
       raise_max();
       wait_for_weights(ring);
