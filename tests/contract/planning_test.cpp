@@ -45,6 +45,19 @@ TEST_P(PlanningContract, MixedBatchEqualsItsRequestsAlone) {
   }
 }
 
+// Tiles of one step or two follow each other: what is loaded for the next must not come too soon.
+TEST_P(PlanningContract, ShortTilesFollowEachOther) {
+  for (const int32_t heads : {16, 128}) {
+    for (const int32_t tokens : {64, 128}) {
+      AttentionCase c{.geometry = small_geometry(heads),
+                      .q_lens = std::vector<int32_t>(100, 1),
+                      .kv_lens = std::vector<int32_t>(100, 470),
+                      .splits = {.fixed_tokens = tokens}};
+      expect_holds(c, 200);
+    }
+  }
+}
+
 // Few rows of many parts may be merged by more threads each than many rows.
 TEST_P(PlanningContract, PartsAddUpToTheSameBitsHoweverManyRowsThereAre) {
   AttentionCase c{.equal_requests = true, .splits = {.fixed_tokens = 64}};

@@ -161,10 +161,10 @@ TEST_P(CudaPlan, SteadyPlansAndRunsTakeNoMemoryAndDoNotWait) {
   stream.synchronize();
   // The card's other users take and give memory too, but not in every short round; ours would.
   bool is_steady = false;
-  for (int round = 0; round < 400 && !is_steady; ++round) {
+  for (int round = 0; round < 100 && !is_steady; ++round) {
     size_t before = 0, after = 0, all = 0;
     ASSERT_EQ(cudaMemGetInfo(&before, &all), cudaSuccess);
-    for (int i = 0; i < 10; ++i) plan_and_run(3);
+    for (int i = 0; i < 100; ++i) plan_and_run(3);
     stream.synchronize();
     ASSERT_EQ(cudaMemGetInfo(&after, &all), cudaSuccess);
     is_steady = after == before;

@@ -61,8 +61,8 @@ __device__ inline float log2_scale_of(float sm_scale) {
 
 /// ln(sum * 2^max), for weights formed with log2_scale_of(sm_scale). That is off from sm_scale *
 /// log2(e) by its rounding, and ln 2 by its own: together an error of the maximum's size times
-/// 2^-24, which is taken back. So is most of what the tensor cores cut off a score: on average 5
-/// (fp16) or 2.5 (bf16) times 2^-24 of it with random elements (docs/kernels/sm90.md).
+/// 2^-24, which is taken back. So is most of what the tensor cores cut off a score: 4 (fp16) or 2
+/// (bf16) times 2^-24 of it, where 4.7 and 2.5 are lost on average with random elements.
 template <class T>
 __device__ inline float natural_lse(float max, float sum, float sm_scale) {
   constexpr float kCutOff = std::is_same_v<T, __half> ? 0x1p-22F : 0x1p-23F;
@@ -256,7 +256,8 @@ __device__ inline void attend(const AttentionArgs& args, const int half,
     }
   };
 
-  // Stage 3: weights and maxima from the group that leads the step to the one that follows.
+  // Stage 3: weights, and the maxima stored above, from the group that leads the step to the one
+  // that follows.
   const auto publish_weights = [&] {
 #pragma unroll
     for (int k = 0; k < 4; ++k) {
@@ -269,7 +270,7 @@ __device__ inline void attend(const AttentionArgs& args, const int half,
   const auto wait_for_weights = [&](RingPlace at) {
     barrier_wait(shared_address(&shared.weights_full[other]), at.parity());
   };
-  // The left group's come ahead of its weights where the right one can use them (follow_and_lead).
+  // Above 64 heads the left group's come ahead of its weights.
   const auto receive_max = [&](RingPlace at) {
     if (max_comes_first) {
       barrier_wait(shared_address(&shared.max_full), at.parity());
@@ -342,9 +343,13 @@ __device__ inline void attend(const AttentionArgs& args, const int half,
       ++ring.step;
       left -= Traits::kKeys;
     };
+    // When both groups' scores of the steps up to the last are done: this one's, and the other's,
+    // whose maxima or weights of the step before have come.
+    const auto free_queries = [&](int32_t keys) {
+      if (keys <= Traits::kKeys && lane == 0) barrier_arrive(shared_address(&shared.queries_free));
+    };
     // Of a step that this group leads and that `keys` keys are left from: all before its weights.
     const auto judge_scores = [&](int32_t keys) {
-      if (keys <= Traits::kKeys && lane == 0) barrier_arrive(shared_address(&shared.queries_free));
       if (keys - hidden < Traits::kKeys) {
         hide_keys([&](int row) { return keys_seen_by(row, keys); });
       }
@@ -364,6 +369,7 @@ __device__ inline void attend(const AttentionArgs& args, const int half,
     };
     // This group's step, from its finished scores on.
     const auto lead = [&] {
+      free_queries(left);
       judge_scores(left);
       raise_max();
       form_weights();
@@ -394,6 +400,7 @@ __device__ inline void attend(const AttentionArgs& args, const int half,
       finish_scores();
       judge_scores(left - Traits::kKeys);
       receive_max(ring);
+      free_queries(left - Traits::kKeys);
       const float others_rescale[kRowsOfThread] = {rescale[0], rescale[1]};
       raise_max();
       wait_for_weights(ring);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "cuda/grid_barrier.cuh"
@@ -47,7 +48,9 @@ __device__ inline void merge(const AttentionArgs& args, SharedStorage<Traits>& s
 template <class Traits>
 __global__ void __launch_bounds__(Traits::kThreads, 1)
     attention_kernel(const __grid_constant__ AttentionArgs args) {
-  static_assert(sizeof(SharedStorage<Traits>) <= kSharedLimitBytes);
+  using Storage = SharedStorage<Traits>;
+  static_assert(sizeof(Storage) <= kSharedLimitBytes);
+  static_assert(offsetof(Storage, keys) % kSharedAlignment == 0);
   extern __shared__ __align__(kSharedAlignment) std::byte shared_memory[];
   auto& shared = *reinterpret_cast<SharedStorage<Traits>*>(shared_memory);
   if (threadIdx.x == 0) {

@@ -96,7 +96,7 @@ struct SharedStorage {
   };
   std::byte keys[Traits::kStages][Traits::kStrips * Traits::kStripBytes];
   std::byte weights[Traits::kStripBytes];  // [rows, keys], of the block under way
-  float row_max[Traits::kRows];            // running maximum of the scores up to that block
+  float row_max[Traits::kRows];            // running maximum, up to that block or the next
   float row_sum[2][Traits::kHalves][Traits::kRows];  // of a tile's weights, by who formed them
   uint64_t keys_full[Traits::kStages][Traits::kHalves];
   uint64_t keys_free[Traits::kStages][Traits::kHalves];
