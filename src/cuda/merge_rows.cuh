@@ -11,8 +11,8 @@
 //
 // Work is cut into items: a row and 128 of its columns, four a lane. A warp merges neighbouring
 // items alone; where there are few, several share one. Parts are added up by eights, and the eights
-// in order, so that the bits do not depend on who adds. The code is short on
-// purpose: most of it runs once in a launch, from memory.
+// in order, so that the bits do not depend on who adds. The code is short on purpose: most of it
+// runs once in a launch, from memory.
 namespace mla::cuda {
 
 namespace merging {

@@ -92,7 +92,9 @@ __device__ inline void attend(const AttentionArgs& args, const int half,
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int first_row = warp * 16 + lane / 4;
   const int other = half ^ 1;
-  const bool max_comes_first = Traits::kBlocks == 2 && half == 1;
+  // Above 64 heads the left group's maxima come ahead of its weights (follow_and_lead).
+  const bool sends_max_ahead = Traits::kBlocks == 2 && half == 0;
+  const bool gets_max_ahead = Traits::kBlocks == 2 && half == 1;
   const bool has_boxes = args.key_loads == KeyLoads::kBoxes;
   const float log2_scale = log2_scale_of(plan_of(args).sm_scale);
 
@@ -243,7 +245,7 @@ __device__ inline void attend(const AttentionArgs& args, const int half,
     if (lane % 4 == 0) {
       for (int r = 0; r < kRowsOfThread; ++r) shared.row_max[first_row + 8 * r] = rows.max[r];
     }
-    if (Traits::kBlocks == 2 && half == 0) barrier_arrive(shared_address(&shared.max_full));
+    if (sends_max_ahead) barrier_arrive(shared_address(&shared.max_full));
   };
   const auto form_weights = [&] {
 #pragma unroll
@@ -270,9 +272,8 @@ __device__ inline void attend(const AttentionArgs& args, const int half,
   const auto wait_for_weights = [&](RingPlace at) {
     barrier_wait(shared_address(&shared.weights_full[other]), at.parity());
   };
-  // Above 64 heads the left group's come ahead of its weights.
   const auto receive_max = [&](RingPlace at) {
-    if (max_comes_first) {
+    if (gets_max_ahead) {
       barrier_wait(shared_address(&shared.max_full), at.parity());
     } else {
       wait_for_weights(at);
@@ -363,7 +364,7 @@ __device__ inline void attend(const AttentionArgs& args, const int half,
     };
     const auto follow_values = [&] {
       receive_max(ring);
-      if (max_comes_first) wait_for_weights(ring);
+      if (gets_max_ahead) wait_for_weights(ring);
       rescale_by(rescale);
       start_values_of_other(ring);
     };
