@@ -45,7 +45,8 @@ TEST_P(PlanningContract, MixedBatchEqualsItsRequestsAlone) {
   }
 }
 
-// Tiles of one step or two follow each other: what is loaded for the next must not come too soon.
+// Tiles of one step or two follow each other: what is loaded for the next must not come too soon,
+// and nobody may wait for what has come and gone.
 TEST_P(PlanningContract, ShortTilesFollowEachOther) {
   for (const int32_t heads : {16, 128}) {
     for (const int32_t tokens : {64, 128}) {

@@ -413,11 +413,15 @@ __device__ inline void attend(const AttentionArgs& args, const int half,
       lead_values();
     };
 
-    barrier_wait(shared_address(&shared.queries_full), num_works % 2);
-    fence_async_proxy();
     // Each group leads the steps of one stage. Up to 64 heads the code of follow and lead stands
     // once: what is not in the instruction cache costs more than what it does.
     bool leads = static_cast<int>(ring.stage()) == half;
+    // Only who multiplies queries waits for them: for a warp that just follows a work's only step
+    // they might go again unseen, and it would wait for ever.
+    if (leads || left > Traits::kKeys) {
+      barrier_wait(shared_address(&shared.queries_full), num_works % 2);
+      fence_async_proxy();
+    }
     if (leads) {
       start_scores(ring, left);
       finish_scores();
