@@ -460,5 +460,35 @@ TEST_F(Ptx, StoredMatricesLieInTheRowsThatTheLanesNamed) {
   }
 }
 
+constexpr uint32_t kUntouched = 0xdeadbeef;
+constexpr uint32_t kWords = 8;  // of a lane: four for each store
+__host__ __device__ constexpr bool stores(uint32_t lane, uint32_t of) {
+  return lane % (2 + of) == 0;
+}
+
+__global__ void store_if_kernel(uint32_t* to) {
+  const uint32_t lane = threadIdx.x;
+  uint32_t* own = to + lane * kWords;
+  for (uint32_t i = 0; i < kWords; ++i) own[i] = kUntouched;
+  const auto value = [&](uint32_t i) { return lane * kWords + i; };
+  store_if(stores(lane, 0), own, make_uint2(value(0), value(1)));
+  store_if(stores(lane, 1), own + 4,
+           make_float4(__uint_as_float(value(4)), __uint_as_float(value(5)),
+                       __uint_as_float(value(6)), __uint_as_float(value(7))));
+}
+
+TEST_F(Ptx, AConditionalStoreWritesItsBytesWhereTheConditionHoldsAndNoOthers) {
+  auto to = results<uint32_t>(kLanes * kWords);
+  launch(&store_if_kernel, 1, kLanes, to.data());
+  to.read();
+  for (uint32_t lane = 0; lane < kLanes; ++lane) {
+    for (uint32_t i = 0; i < kWords; ++i) {
+      const bool is_written = i < 4 ? i < 2 && stores(lane, 0) : stores(lane, 1);
+      EXPECT_EQ(to.host[lane * kWords + i], is_written ? lane * kWords + i : kUntouched)
+          << "lane " << lane << ", word " << i;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace mla::cuda::sm90

@@ -149,6 +149,29 @@ __device__ inline void prefetch_tensor(const CUtensorMap& tensor) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&tensor) : "memory");
 }
 
+/// 8 or 16 bytes to global memory where `condition` holds, without a branch: the compiler guards
+/// each shuffle behind one.
+__device__ inline void store_if(bool condition, void* to, uint2 value) {
+  asm volatile(
+      "{\n"
+      ".reg .pred stores;\n"
+      "setp.ne.u32 stores, %0, 0;\n"
+      "@stores st.global.v2.b32 [%1], {%2, %3};\n"
+      "}\n" ::"r"(static_cast<uint32_t>(condition)),
+      "l"(to), "r"(value.x), "r"(value.y)
+      : "memory");
+}
+__device__ inline void store_if(bool condition, void* to, float4 value) {
+  asm volatile(
+      "{\n"
+      ".reg .pred stores;\n"
+      "setp.ne.u32 stores, %0, 0;\n"
+      "@stores st.global.v4.f32 [%1], {%2, %3, %4, %5};\n"
+      "}\n" ::"r"(static_cast<uint32_t>(condition)),
+      "l"(to), "f"(value.x), "f"(value.y), "f"(value.z), "f"(value.w)
+      : "memory");
+}
+
 __device__ inline void store_shared(uint32_t to, uint4 value) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(value.x), "r"(value.y),
                "r"(value.z), "r"(value.w)

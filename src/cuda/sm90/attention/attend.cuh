@@ -512,10 +512,9 @@ __device__ inline void store_rows(const AttentionArgs& args, const Work& work, i
           const float2 second =
               make_float2(out[4 * c + 4 + 2 * r] * inverse, out[4 * c + 4 + 2 * r + 1] * inverse);
           const float2 swapped = make_float2(swap(first.x, second.x), swap(first.y, second.y));
-          if (!live) continue;
-          *reinterpret_cast<float4*>(to + four + 8 * c) =
-              odd ? make_float4(swapped.x, swapped.y, second.x, second.y)
-                  : make_float4(first.x, first.y, swapped.x, swapped.y);
+          store_if(live, to + four + 8 * c,
+                   odd ? make_float4(swapped.x, swapped.y, second.x, second.y)
+                       : make_float4(first.x, first.y, swapped.x, swapped.y));
         }
       } else if (live) {
         // Few warps store: fewer instructions matter more than fewer stores.
@@ -540,10 +539,8 @@ __device__ inline void store_rows(const AttentionArgs& args, const Work& work, i
         const uint32_t second =
             pack<T>(out[4 * c + 4 + 2 * r] * inverse, out[4 * c + 4 + 2 * r + 1] * inverse);
         const uint32_t swapped = swap(first, second);
-        if (live) {
-          *reinterpret_cast<uint2*>(to + four + 8 * c) =
-              odd ? make_uint2(swapped, second) : make_uint2(first, swapped);
-        }
+        store_if(live, to + four + 8 * c,
+                 odd ? make_uint2(swapped, second) : make_uint2(first, swapped));
       }
     } else if (live) {
 #pragma unroll
