@@ -17,7 +17,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     merge_partials_kernel(const __grid_constant__ KernelParams params) {
   __shared__ MergeMemory<1> memory;
   if (params.image.view(params.plan).num_merges == 0) return;
-  merge_share<kIsWhole, kWarps, 1>(
+  merge_share<AnyRows<kIsWhole>, kWarps, 1>(
       params, memory, blockIdx.x, gridDim.x, [] {}, [] { __syncthreads(); });
 }
 

@@ -2,6 +2,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/numbers.cuh"
 #include "cuda/rows.cuh"
@@ -122,15 +123,18 @@ __device__ void store_columns(T* to, float4 value, int32_t count) {
   }
 }
 
-__device__ inline void store_columns(const AttentionParams& tensors, int64_t at, float4 value,
-                                     int32_t count) {
-  switch (tensors.geometry.dtype) {
-    case DType::kBFloat16:
-      return store_columns(static_cast<__nv_bfloat16*>(tensors.out) + at, value, count);
-    case DType::kFloat16:
-      return store_columns(static_cast<__half*>(tensors.out) + at, value, count);
-    default:
-      return store_columns(static_cast<float*>(tensors.out) + at, value, count);
+template <class Out>
+__device__ void store_columns(const AttentionParams& tensors, int64_t at, float4 value,
+                              int32_t count) {
+  const auto store_as = [&]<class T>(T* out) { store_columns(out + at, value, count); };
+  if constexpr (!std::is_void_v<Out>) {
+    store_as(static_cast<Out*>(tensors.out));
+  } else if (tensors.geometry.dtype == DType::kBFloat16) {
+    store_as(static_cast<__nv_bfloat16*>(tensors.out));
+  } else if (tensors.geometry.dtype == DType::kFloat16) {
+    store_as(static_cast<__half*>(tensors.out));
+  } else {
+    store_as(static_cast<float*>(tensors.out));
   }
 }
 
@@ -147,17 +151,33 @@ __device__ inline void add(float4& sum, float4 value) {
 
 }  // namespace merging
 
+/// What the compiler knows of the rows: nothing, or that their rank is a multiple of four.
+template <bool kIsWholeFours>
+struct AnyRows {
+  using Out = void;
+  static constexpr bool kIsWhole = kIsWholeFours;
+  __device__ static int32_t rank(const Geometry& geometry) { return geometry.kv_lora_rank; }
+};
+
+/// The type of their elements in the output, and their rank: less than half of the code.
+template <class OutElement, int kRank>
+struct RowsOf {
+  using Out = OutElement;
+  static constexpr bool kIsWhole = kRank % merging::kValues == 0;
+  __device__ static constexpr int32_t rank(const Geometry& /*geometry*/) { return kRank; }
+};
+
 /// Shared memory of a block that merges. `kTeams`: so many items may be shared by warps.
 template <int kTeams>
 struct MergeMemory {
   float4 sums[kTeams][kMaxSplits / merging::kEight][merging::kWarp];  // of eights
 };
 
-/// Merges one block's share of the plan's partial results into out and lse. `kIsWhole`: the rank is
-/// a multiple of four. Called by the block's first kWarps warps; each does up to kRanges items of a
-/// row at a time. `block` is which of `num_blocks` it is. wait_for_parts() comes before the first
-/// partial result is read and returns when all are there; sync() waits for the kWarps warps.
-template <bool kIsWhole, int kWarps, int kRanges, int kTeams, class WaitForParts, class Sync>
+/// Merges one block's share of the plan's partial results into out and lse. `Rows`: as above.
+/// Called by the block's first kWarps warps; each does up to kRanges items of a row at a time.
+/// `block` is which of `num_blocks` it is. wait_for_parts() comes before the first partial result
+/// is read and returns when all are there; sync() waits for the kWarps warps.
+template <class Rows, int kWarps, int kRanges, int kTeams, class WaitForParts, class Sync>
 __device__ inline void merge_share(const KernelParams& params, MergeMemory<kTeams>& memory,
                                    uint32_t block, uint32_t num_blocks,
                                    const WaitForParts& wait_for_parts, const Sync& sync) {
@@ -165,7 +185,7 @@ __device__ inline void merge_share(const KernelParams& params, MergeMemory<kTeam
   constexpr int kParts = kRanges == 1 ? kEight : kEight / 2;  // whose columns are loaded at once
   const PlanView plan = params.image.view(params.plan);
   const AttentionParams& tensors = params.tensors;
-  const int32_t rank = tensors.geometry.kv_lora_rank;
+  const int32_t rank = Rows::rank(tensors.geometry);
   // 32 bits hold every item: a plan has at most 2^30 merged rows, and where a row has several items
   // each stands for 512 bytes of partial results at least.
   const uint32_t ranges = (rank + kColumns - 1) / kColumns;
@@ -218,7 +238,7 @@ __device__ inline void merge_share(const KernelParams& params, MergeMemory<kTeam
 #pragma unroll
           for (int r = 0; r < kRanges; ++r) {
             parts[i][r] = first + i < eight_end
-                              ? load_columns<kIsWhole>(from + r * kColumns, columns_left(r))
+                              ? load_columns<Rows::kIsWhole>(from + r * kColumns, columns_left(r))
                               : float4{};
           }
         }
@@ -233,11 +253,9 @@ __device__ inline void merge_share(const KernelParams& params, MergeMemory<kTeam
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
           const float weight = __shfl_sync(kAllLanes, of_lane, first % kWarp + i);
+          if (weight == 0) continue;  // such a part may hold anything
 #pragma unroll
-          for (int r = 0; r < kRanges; ++r) {
-            // What weighs nothing may hold anything.
-            add_weighted(sum[r], weight, weight == 0 ? float4{} : parts[i][r]);
-          }
+          for (int r = 0; r < kRanges; ++r) add_weighted(sum[r], weight, parts[i][r]);
         }
       }
       if (is_shared) memory.sums[team][eight / kEight][lane] = sum[0];
@@ -262,9 +280,10 @@ __device__ inline void merge_share(const KernelParams& params, MergeMemory<kTeam
 #pragma unroll
     for (int r = 0; r < kRanges; ++r) {
       const float4 value = total[r];
-      store_columns(tensors, out_at + r * kColumns,
-                    {value.x * inverse, value.y * inverse, value.z * inverse, value.w * inverse},
-                    columns_left(r));
+      store_columns<typename Rows::Out>(
+          tensors, out_at + r * kColumns,
+          {value.x * inverse, value.y * inverse, value.z * inverse, value.w * inverse},
+          columns_left(r));
     }
     if (lane == 0 && range == 0) write_lse(tensors, plan, at, weights.natural_lse());
   }

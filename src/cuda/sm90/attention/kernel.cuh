@@ -40,7 +40,8 @@ __device__ inline void merge(const AttentionArgs& args, SharedStorage<Traits>& s
     if (speaks) wait_for_grid(arrival);
     named_barrier_sync(kPartsStored, Traits::kMathThreads);
   };
-  merge_share<true, kWarps, kRanges>(args, shared.merge, blockIdx.x, gridDim.x, wait_for_parts, [] {
+  using Rows = RowsOf<typename Traits::Element, Traits::kRank>;
+  merge_share<Rows, kWarps, kRanges>(args, shared.merge, blockIdx.x, gridDim.x, wait_for_parts, [] {
     named_barrier_sync(kPartsStored, Traits::kMathThreads);
   });
 }
