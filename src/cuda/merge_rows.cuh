@@ -72,12 +72,15 @@ struct PartWeights {
   __device__ float natural_lse() const { return sum == 0 ? -INFINITY : largest + logf(sum); }
 };
 
-__device__ inline PartWeights weigh_parts(const float* partial_lse, const MergedRow& row) {
+__device__ inline float lse_of_part(const float* partial_lse, const MergedRow& row, int part) {
+  return part < row.merge.num_partials ? partial_lse[row.partial_row(part)] : -INFINITY;
+}
+
+/// `own`: the LSE of part `lane`.
+__device__ inline PartWeights weigh_parts(const float* partial_lse, const MergedRow& row,
+                                          float own) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const auto lse_of = [&](int part) {
-    return part < row.merge.num_partials ? partial_lse[row.partial_row(part)] : -INFINITY;
-  };
-  const float own = lse_of(lane);
+  const auto lse_of = [&](int part) { return lse_of_part(partial_lse, row, part); };
   PartWeights weights{.largest = own};
 #pragma unroll 1
   for (int p = lane + kWarp; p < row.merge.num_partials; p += kWarp) {
@@ -221,6 +224,9 @@ __device__ inline void merge_share(const KernelParams& params, MergeMemory<kTeam
       return r < static_cast<int>(num_ranges) ? rank - first_column - r * kColumns : 0;
     };
 
+    // What is far away is asked for first.
+    const float own_lse = lse_of_part(tensors.partial_lse, row, lane);
+    const int32_t first_token = plan.qo_indptr[row.merge.request];
     PartWeights weights;
     float4 total[kRanges] = {};
 #pragma unroll 1
@@ -242,8 +248,7 @@ __device__ inline void merge_share(const KernelParams& params, MergeMemory<kTeam
                               : float4{};
           }
         }
-        // After those loads, so that both are under way at the same time.
-        if (first == member * kEight) weights = weigh_parts(tensors.partial_lse, row);
+        if (first == member * kEight) weights = weigh_parts(tensors.partial_lse, row, own_lse);
         float of_lane = weights.of_lane;
         if (first >= kWarp) {
           const int part = first + lane % kParts;
@@ -273,8 +278,8 @@ __device__ inline void merge_share(const KernelParams& params, MergeMemory<kTeam
       }
     }
     const float inverse = weights.sum == 0 ? 0.0F : 1 / weights.sum;
-    const RowPlace at = place_of(plan, tensors.geometry.num_heads, row.merge.request,
-                                 row.merge.row_begin + row.row_in_merge());
+    const RowPlace at =
+        place_of(first_token, tensors.geometry.num_heads, row.merge.row_begin + row.row_in_merge());
     const int64_t out_at =
         at.token * tensors.out_token_stride + at.head * tensors.out_head_stride + first_column;
 #pragma unroll

@@ -33,11 +33,15 @@ __device__ inline int32_t query_of(int64_t row, int32_t num_heads) {
   return static_cast<int32_t>(static_cast<uint32_t>(row) / static_cast<uint32_t>(num_heads));
 }
 
+/// Of a request whose first query is token `first_token`.
+__device__ inline RowPlace place_of(int32_t first_token, int32_t num_heads, int64_t row) {
+  const int32_t query = query_of(row, num_heads);
+  return {int64_t{first_token} + query, static_cast<int32_t>(row - int64_t{query} * num_heads)};
+}
+
 __device__ inline RowPlace place_of(const PlanView& plan, int32_t num_heads, int32_t request,
                                     int64_t row) {
-  const int32_t query = query_of(row, num_heads);
-  return {int64_t{plan.qo_indptr[request]} + query,
-          static_cast<int32_t>(row - int64_t{query} * num_heads)};
+  return place_of(plan.qo_indptr[request], num_heads, row);
 }
 
 /// Keys 0 .. visible - 1 of the request are what row `row` of it may see.
