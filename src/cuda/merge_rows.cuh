@@ -162,7 +162,7 @@ struct AnyRows {
   __device__ static int32_t rank(const Geometry& geometry) { return geometry.kv_lora_rank; }
 };
 
-/// The type of their elements in the output, and their rank: less than half of the code.
+/// The type of their elements in the output, and their rank: no code for others.
 template <class OutElement, int kRank>
 struct RowsOf {
   using Out = OutElement;
