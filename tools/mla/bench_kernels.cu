@@ -33,6 +33,7 @@ __global__ void __launch_bounds__(kLanes)
                [[maybe_unused]] const int num_stages) {
 #if __CUDA_ARCH__ >= 900
   using namespace cuda::sm90;
+  using cuda::shared_address;
   extern __shared__ __align__(128) std::byte ring[];
   __shared__ uint64_t barriers[kMostStages];
   constexpr int kAhead = 4;

@@ -5,47 +5,11 @@
 
 #include <cstdint>
 
+#include "cuda/copy_async.cuh"
+
 // The instructions of compute capability 8.0 that the tensor-core kernel is made of.
-// Source: PTX ISA, sections "mma.m16n8k16", "ldmatrix", "cp.async".
+// Source: PTX ISA, sections "mma.m16n8k16", "ldmatrix".
 namespace mla::cuda {
-
-__device__ inline uint32_t smem_address(const void* memory) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(memory));
-}
-
-/// Copies 16 bytes, both addresses aligned to 16, to shared memory; zeros where `valid` is false,
-/// and then `from` is not read.
-__device__ inline void copy_async(uint32_t to, const void* from, bool valid) {
-  asm volatile(
-      "{\n"
-      ".reg .pred ignore;\n"
-      "setp.eq.s32 ignore, %2, 0;\n"
-      "cp.async.cg.shared.global [%0], [%1], 16, ignore;\n"
-      "}" ::"r"(to),
-      "l"(from), "r"(static_cast<int>(valid))
-      : "memory");
-}
-
-/// Ends a group of copies.
-__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-/// Waits until at most kPending groups of this thread are under way.
-template <int kPending>
-__device__ inline void wait_for_copies() {
-  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
-}
-
-/// The same for a number known at run time, 0 to kMost.
-template <int kMost>
-__device__ void wait_for_all_but(int pending) {
-  if constexpr (kMost == 0) {
-    wait_for_copies<0>();
-  } else if (pending >= kMost) {
-    wait_for_copies<kMost>();
-  } else {
-    wait_for_all_but<kMost - 1>(pending);
-  }
-}
 
 /// Four 8x8 matrices of 16-bit values; lanes 8 i .. 8 i + 7 give the rows of matrix i.
 __device__ inline void load_matrices(uint32_t (&values)[4], uint32_t address) {

@@ -7,14 +7,12 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "cuda/copy_async.cuh"
+
 // The PTX of sm_90a that the Hopper kernels need, one function per instruction. Shared memory is
 // named by its 32-bit address in the shared window (`shared_address`). What the instructions do is
 // told in the PTX ISA; here stands what a caller must know of each.
 namespace mla::cuda::sm90 {
-
-__device__ inline uint32_t shared_address(const void* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
 
 // Barriers in shared memory. A phase ends when `count` arrivals have come; phases are told apart by
 // their parity, 0 for the first.
@@ -93,15 +91,6 @@ __device__ inline void cluster_sync() {
 }
 
 // Copies to shared memory.
-
-/// 16 bytes from global memory, past the level-1 cache; zeros where `valid` is false, and then
-/// `from` is not read. Both addresses are multiples of 16. It takes no policy of the level-2 cache:
-/// the compiler of CUDA 13.0 may put one where the instruction is illegal.
-__device__ inline void copy_async(uint32_t to, const void* from, bool valid) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-               "r"(valid ? 16 : 0)
-               : "memory");
-}
 
 /// A policy of the level-2 cache: first to leave it. For what is read once, so that it does not
 /// displace what was written to be read again.

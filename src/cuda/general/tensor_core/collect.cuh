@@ -39,10 +39,10 @@ __device__ void collect_block(const Tile& tile, int block, const std::byte* valu
   // Past the values it computes columns that nobody writes, from whatever else is in the row.
   const int lane_row = t.lane % 16;
   const int first_chunk = min(t.warp * kColumnTiles, shape.width / kChunk - kColumnTiles);
-  const uint32_t value_at = smem_address(values + lane_row * shape.row_bytes) +
+  const uint32_t value_at = shared_address(values + lane_row * shape.row_bytes) +
                             chunk_offset(lane_row, first_chunk + t.lane / 16);
   const uint32_t weight_at =
-      smem_address(t.shared.weights + lane_row * Traits::kWeightRowBytes) +
+      shared_address(t.shared.weights + lane_row * Traits::kWeightRowBytes) +
       chunk_offset(lane_row, parity * (Traits::kBlockKeys / kChunk) + t.lane / 16);
   constexpr int kSteps = Traits::kBlockKeys / 16;
   // Where the output leaves room for them operands are loaded ahead of their products.

@@ -72,7 +72,7 @@ struct Tile {
   __device__ void copy_chunks(std::byte* to_row, int row, int to_chunk, const uint16_t* from,
                               int columns, bool is_there) const {
     const int first = lane % kChunk;
-    uint32_t to = smem_address(to_row) + chunk_offset(row, to_chunk + first);
+    uint32_t to = shared_address(to_row) + chunk_offset(row, to_chunk + first);
     from += first * kChunk;
 #pragma unroll 4
     for (int groups = columns / kGroupColumns; groups > 0; --groups) {
@@ -171,7 +171,7 @@ class ChunkOfLane {
     }
     if (!copies_) return;
     uint32_t row = first_row + row_;
-    uint32_t to = smem_address(rows) + row * row_bytes;
+    uint32_t to = shared_address(rows) + row * row_bytes;
 #pragma unroll
     for (int i = 0; i < kTimes; ++i, row += kRowsAtOnce, to += kRowsAtOnce * row_bytes) {
       copy_async(to + chunk_offset(row, chunk_),

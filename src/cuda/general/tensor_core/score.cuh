@@ -30,10 +30,10 @@ __device__ void score_block(const Tile& t, const std::byte* keys, const ScoreSha
   const int row_bytes = t.params.shape.row_bytes;
   const int query_row = share.row_tile * kRowTile + t.lane % 16;
   const int key_row = share.first_key + t.lane / 16 * 8 + t.lane % 8;
-  uint32_t query_at =
-      smem_address(t.shared.queries + query_row * row_bytes) + chunk_offset(query_row, t.lane / 16);
+  uint32_t query_at = shared_address(t.shared.queries + query_row * row_bytes) +
+                      chunk_offset(query_row, t.lane / 16);
   uint32_t key_at =
-      smem_address(keys + key_row * row_bytes) + chunk_offset(key_row, t.lane / 8 % 2);
+      shared_address(keys + key_row * row_bytes) + chunk_offset(key_row, t.lane / 8 % 2);
   // Operands are loaded three products ahead.
   uint32_t a[kProducts][4];
   uint32_t b[kProducts][kKeyTiles / kKeysAtOnce][2 * kKeysAtOnce];
