@@ -15,10 +15,10 @@ constexpr int kBlocksPerSm = 4;
 template <bool kIsWhole>
 __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
     merge_partials_kernel(const __grid_constant__ KernelParams params) {
-  __shared__ MergeMemory<1> memory;
+  __shared__ MergedSums<1> sums;
   if (params.image.view(params.plan).num_merges == 0) return;
-  merge_share<AnyRows<kIsWhole>, kWarps, 1>(
-      params, memory, blockIdx.x, gridDim.x, [] {}, [] { __syncthreads(); });
+  merge_share<AnyRows<kIsWhole>, kWarps>(
+      params, nullptr, sums, blockIdx.x, gridDim.x, [] {}, [] { __syncthreads(); });
 }
 
 using Kernel = void (*)(KernelParams);

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "cuda/copy_async.cuh"
 #include "cuda/numbers.cuh"
 #include "cuda/rows.cuh"
 
@@ -12,8 +13,11 @@
 //
 // Work is cut into items: a row and 128 of its columns, four a lane. A warp merges neighbouring
 // items alone; where there are few, several share one. Parts are added up by eights, and the eights
-// in order, so that the bits do not depend on who adds. The code is short on purpose: most of it
-// runs once in a launch, from memory.
+// in order, so that the bits do not depend on who adds.
+//
+// What it costs is chains of instructions and memory that is far away; and most of its code runs
+// once in a launch, from memory. So there is short code for each of three cases: items shared by
+// warps, rows of two parts, which a warp merges four at a time, and other rows.
 namespace mla::cuda {
 
 namespace merging {
@@ -22,6 +26,7 @@ constexpr int kWarp = 32;
 constexpr int kValues = 4;                 // neighbouring columns of a lane
 constexpr int kColumns = kWarp * kValues;  // of an item
 constexpr int kEight = 8;
+constexpr int kPairs = 4;  // rows of two parts that a warp merges together
 constexpr uint32_t kAllLanes = 0xffffffff;
 
 // The merge that row `row` of all merged rows belongs to: the last whose rows begin at or before
@@ -44,61 +49,66 @@ __device__ inline uint32_t find_merge(const PlanView& plan, uint32_t row) {
   return begin;
 }
 
-/// One row of all merged rows.
-struct MergedRow {
-  uint32_t index = 0xffffffff;
+/// The merge that a row of all merged rows belongs to.
+struct FoundMerge {
   plan::Merge merge{};
 
   __device__ void find(const PlanView& plan, uint32_t row) {
-    index = row;
     const uint32_t in_merge = row - static_cast<uint32_t>(merge.rows_before);
     if (in_merge >= static_cast<uint32_t>(merge.num_rows)) {
       merge = plan.merges[find_merge(plan, row)];
     }
   }
-  __device__ int64_t row_in_merge() const { return index - merge.rows_before; }
-  __device__ int64_t partial_row(int part) const {
-    return merge.partial_begin + row_in_merge() + int64_t{part} * merge.num_rows;
+  __device__ uint32_t end() const {
+    return static_cast<uint32_t>(merge.rows_before) + static_cast<uint32_t>(merge.num_rows);
+  }
+  /// Of its rows of queries x heads.
+  __device__ int64_t row_of_request(uint32_t row) const {
+    return merge.row_begin + (row - merge.rows_before);
+  }
+  __device__ int64_t partial_row(uint32_t row, int part) const {
+    return merge.partial_begin + (row - merge.rows_before) + int64_t{part} * merge.num_rows;
   }
 };
 
-/// What its parts weigh.
+/// What the parts of a row weigh.
 struct PartWeights {
   float largest = -INFINITY;  // LSE
   float sum = 0;              // of the weights
-  float of_lane = 0;          // the weight of part `lane`
+  float of_lane = 0;          // the weight of the lane's first part
 
   __device__ float of(float lse) const { return lse == -INFINITY ? 0.0F : expf(lse - largest); }
   __device__ float natural_lse() const { return sum == 0 ? -INFINITY : largest + logf(sum); }
+
+  /// By kLanes neighbouring lanes. `own`: the LSE of the lane's first part; later_parts(fn) calls
+  /// fn with those of its others.
+  template <int kLanes, class LaterParts>
+  __device__ void weigh(float own, const LaterParts& later_parts) {
+    largest = own;
+    later_parts([&](float lse) { largest = fmaxf(largest, lse); });
+#pragma unroll
+    for (int mask = kLanes / 2; mask > 0; mask /= 2) {
+      largest = fmaxf(largest, __shfl_xor_sync(kAllLanes, largest, mask));
+    }
+    sum = of_lane = of(own);
+    later_parts([&](float lse) { sum += of(lse); });
+#pragma unroll
+    for (int mask = kLanes / 2; mask > 0; mask /= 2) {
+      sum += __shfl_xor_sync(kAllLanes, sum, mask);
+    }
+  }
+
+  /// By the warp, whose lanes have a part each, and every kWarp-th behind it.
+  template <class LseOf>
+  __device__ void weigh(float own, int num_parts, const LseOf& lse_of) {
+    weigh<kWarp>(own, [&](const auto& fn) {
+#pragma unroll 1
+      for (int p = static_cast<int>(threadIdx.x) % kWarp + kWarp; p < num_parts; p += kWarp) {
+        fn(lse_of(p));
+      }
+    });
+  }
 };
-
-__device__ inline float lse_of_part(const float* partial_lse, const MergedRow& row, int part) {
-  return part < row.merge.num_partials ? partial_lse[row.partial_row(part)] : -INFINITY;
-}
-
-/// `own`: the LSE of part `lane`.
-__device__ inline PartWeights weigh_parts(const float* partial_lse, const MergedRow& row,
-                                          float own) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const auto lse_of = [&](int part) { return lse_of_part(partial_lse, row, part); };
-  PartWeights weights{.largest = own};
-#pragma unroll 1
-  for (int p = lane + kWarp; p < row.merge.num_partials; p += kWarp) {
-    weights.largest = fmaxf(weights.largest, lse_of(p));
-  }
-  for (int mask = kWarp / 2; mask > 0; mask /= 2) {
-    weights.largest = fmaxf(weights.largest, __shfl_xor_sync(kAllLanes, weights.largest, mask));
-  }
-  weights.sum = weights.of_lane = weights.of(own);
-#pragma unroll 1
-  for (int p = lane + kWarp; p < row.merge.num_partials; p += kWarp) {
-    weights.sum += weights.of(lse_of(p));
-  }
-  for (int mask = kWarp / 2; mask > 0; mask /= 2) {
-    weights.sum += __shfl_xor_sync(kAllLanes, weights.sum, mask);
-  }
-  return weights;
-}
 
 /// Four columns, or the first `columns` of them and zeros. `kIsWhole`: all four or none.
 template <bool kIsWhole>
@@ -148,6 +158,10 @@ __device__ inline void add_weighted(float4& sum, float weight, float4 value) {
   sum.w = fmaf(weight, value.w, sum.w);
 }
 
+__device__ inline float4 scaled(float4 value, float by) {
+  return {value.x * by, value.y * by, value.z * by, value.w * by};
+}
+
 __device__ inline void add(float4& sum, float4 value) {
   sum = {sum.x + value.x, sum.y + value.y, sum.z + value.z, sum.w + value.w};
 }
@@ -155,10 +169,13 @@ __device__ inline void add(float4& sum, float4 value) {
 }  // namespace merging
 
 /// What the compiler knows of the rows: nothing, or that their rank is a multiple of four.
+/// `kRanges`: up to so many items of a row are a piece, merged together. Where that is more than
+/// one, pieces of rows of two parts are merged four at a time.
 template <bool kIsWholeFours>
 struct AnyRows {
   using Out = void;
   static constexpr bool kIsWhole = kIsWholeFours;
+  static constexpr int kRanges = 1;
   __device__ static int32_t rank(const Geometry& geometry) { return geometry.kv_lora_rank; }
 };
 
@@ -167,78 +184,171 @@ template <class OutElement, int kRank>
 struct RowsOf {
   using Out = OutElement;
   static constexpr bool kIsWhole = kRank % merging::kValues == 0;
+  static constexpr int kRanges = kRank % (4 * merging::kColumns) == 0 ? 4 : 1;
   __device__ static constexpr int32_t rank(const Geometry& /*geometry*/) { return kRank; }
 };
 
-/// Shared memory of a block that merges. `kTeams`: so many items may be shared by warps.
-template <int kTeams>
-struct MergeMemory {
-  float4 sums[kTeams][kMaxSplits / merging::kEight][merging::kWarp];  // of eights
+/// Shared memory of a warp that merges rows of two parts: of each, its piece's columns.
+template <class Rows>
+struct MergedPairs {
+  float4 columns[2 * merging::kPairs * Rows::kRanges][merging::kWarp];
 };
 
-/// Merges one block's share of the plan's partial results into out and lse. `Rows`: as above.
-/// Called by the block's first kWarps warps; each does up to kRanges items of a row at a time.
-/// `block` is which of `num_blocks` it is. wait_for_parts() comes before the first partial result
-/// is read and returns when all are there; sync() waits for the kWarps warps.
-template <class Rows, int kWarps, int kRanges, int kTeams, class WaitForParts, class Sync>
-__device__ inline void merge_share(const KernelParams& params, MergeMemory<kTeams>& memory,
-                                   uint32_t block, uint32_t num_blocks,
-                                   const WaitForParts& wait_for_parts, const Sync& sync) {
-  using namespace merging;
-  constexpr int kParts = kRanges == 1 ? kEight : kEight / 2;  // whose columns are loaded at once
-  const PlanView plan = params.image.view(params.plan);
+/// Of a block that merges: what the warps of kTeams teams add up.
+template <int kTeams>
+struct MergedSums {
+  float4 of_eight[kTeams][kMaxSplits / merging::kEight][merging::kWarp];
+};
+
+namespace merging {
+
+/// Neighbouring items of a row, merged together: `num_ranges` of them.
+struct Piece {
+  uint32_t row;    // of all merged rows
+  int32_t column;  // its first
+  int num_ranges;
+};
+
+/// Up to kPairs pieces of rows of two parts by a warp alone: two lanes stand for the parts of each,
+/// and the columns of all are asked for at once. `piece`: the one that the lane stands for, or the
+/// last. `num_items`: of all. `pairs`: the warp's.
+template <class Rows>
+__device__ inline void merge_pairs(const KernelParams& params, const PlanView& plan,
+                                   const FoundMerge& found, const Piece& piece, int num_items,
+                                   MergedPairs<Rows>& pairs) {
   const AttentionParams& tensors = params.tensors;
   const int32_t rank = Rows::rank(tensors.geometry);
-  // 32 bits hold every item: a plan has at most 2^30 merged rows, and where a row has several items
-  // each stands for 512 bytes of partial results at least.
-  const uint32_t ranges = (rank + kColumns - 1) / kColumns;
-  const uint32_t num_items = static_cast<uint32_t>(plan.num_merged_rows) * ranges;
   const int lane = static_cast<int>(threadIdx.x) % kWarp;
-  const int warp = static_cast<int>(threadIdx.x) / kWarp;
-
-  // A team of warps has one item, or a warp neighbouring ones, which share rows.
-  int team_warps = kWarps;
-  const auto items_at_once = [&] { return num_blocks * (kWarps / team_warps); };
-  while (team_warps > 1 && (items_at_once() < num_items || kWarps / team_warps > kTeams)) {
-    team_warps /= 2;
+  const int64_t partial_row = found.partial_row(piece.row, lane % 2);
+  const float lse = tensors.partial_lse[partial_row];
+  const int32_t first_token = plan.qo_indptr[found.merge.request];
+  const int64_t from = partial_row * rank + piece.column;
+#pragma unroll
+  for (int i = 0; i < 2 * kPairs; ++i) {
+    const float* columns_from =
+        tensors.partial_out + __shfl_sync(kAllLanes, from, i) + lane * kValues;
+    if (i / 2 * piece.num_ranges >= num_items) continue;
+#pragma unroll
+    for (int r = 0; r < Rows::kRanges; ++r) {
+      if (r >= piece.num_ranges) continue;
+      copy_async(shared_address(&pairs.columns[i * piece.num_ranges + r][lane]),
+                 columns_from + r * kColumns);
+    }
   }
-  const bool is_shared = team_warps > 1;
-  const int member = warp % team_warps;
-  const int team = warp / team_warps;  // of the block's
-  const uint32_t items_of_team = (num_items + items_at_once() - 1) / items_at_once();
-  uint32_t item = (block * (kWarps / team_warps) + team) * items_of_team;
-  const uint32_t end = min(item + items_of_team, num_items);
+  commit_copies();
+  PartWeights weights;
+  weights.weigh<2>(lse, [](const auto& /*fn*/) {});
+  const RowPlace at =
+      place_of(first_token, tensors.geometry.num_heads, found.row_of_request(piece.row));
+  const int64_t out_at =
+      at.token * tensors.out_token_stride + at.head * tensors.out_head_stride + piece.column;
+  wait_for_copies<0>();
+#pragma unroll 1
+  for (int source = 0; source / 2 * piece.num_ranges < num_items; source += 2) {
+    float4 sum[Rows::kRanges] = {};
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float weight = __shfl_sync(kAllLanes, weights.of_lane, source + i);
+      if (weight == 0) continue;  // such a part may hold anything
+#pragma unroll
+      for (int r = 0; r < Rows::kRanges; ++r) {
+        if (r >= piece.num_ranges) continue;
+        add_weighted(sum[r], weight, pairs.columns[(source + i) * piece.num_ranges + r][lane]);
+      }
+    }
+    const float weight = __shfl_sync(kAllLanes, weights.sum, source);
+    const float inverse = weight == 0 ? 0.0F : 1 / weight;
+    const int64_t to = __shfl_sync(kAllLanes, out_at, source) + lane * kValues;
+#pragma unroll
+    for (int r = 0; r < Rows::kRanges; ++r) {
+      if (r >= piece.num_ranges) continue;
+      float4 total{};  // no sum is -0, as in merge_items()
+      add(total, sum[r]);
+      store_columns<typename Rows::Out>(tensors, to + r * kColumns, scaled(total, inverse),
+                                        kValues);
+    }
+  }
+  if (lane / 2 * piece.num_ranges < num_items && lane % 2 == 0 && piece.column == 0) {
+    write_lse(tensors, plan, at, weights.natural_lse());
+  }
+}
+
+/// Who merges what: items `begin` to `end` - 1, in pieces of `num_ranges`, by a team of warps, of
+/// which this is the `member`th. More than one share one item.
+struct Share {
+  uint32_t begin, end;
+  int num_ranges, team_warps, member;
+};
+
+/// `kRanges`: of a piece at most. `sums`: of the team, where it has several warps; then the warps
+/// meet in sync(). `pairs`: of each warp.
+template <class Rows, int kRanges, class WaitForParts, class Sync>
+__device__ inline void merge_items(const KernelParams& params, const PlanView& plan,
+                                   const Share& share, float4 (*sums)[kWarp],
+                                   MergedPairs<Rows>* pairs, const WaitForParts& wait_for_parts,
+                                   const Sync& sync) {
+  constexpr int kParts = kRanges == 1 ? kEight : kEight / 2;  // whose columns are loaded at once
+  const AttentionParams& tensors = params.tensors;
+  const int32_t rank = Rows::rank(tensors.geometry);
+  const uint32_t ranges = (rank + kColumns - 1) / kColumns;
+  const int lane = static_cast<int>(threadIdx.x) % kWarp;
+  const bool is_shared = share.team_warps > 1;
+  const auto piece_at = [&](uint32_t item) -> Piece {
+    const uint32_t row = item / ranges;
+    return {.row = row,
+            .column = static_cast<int32_t>((item - row * ranges) * kColumns),
+            .num_ranges = share.num_ranges};
+  };
   bool waits_for_team = is_shared;
-  MergedRow row;
-  if (item < end) row.find(plan, item / ranges);
+  FoundMerge found;
+  uint32_t item = share.begin;
+  if (item < share.end) found.find(plan, item / ranges);
   wait_for_parts();
 #pragma unroll 1
-  while (item < end) {
-    row.find(plan, item / ranges);
-    const uint32_t range = item - row.index * ranges;
-    const uint32_t num_ranges = min(min(ranges - range, end - item), uint32_t{kRanges});
-    item += num_ranges;
-    if (row.merge.request >= params.num_requests) continue;
-    const auto first_column = static_cast<int32_t>(range * kColumns) + lane * kValues;
+  while (item < share.end) {
+    const Piece piece = piece_at(item);
+    found.find(plan, piece.row);
+    const plan::Merge& merge = found.merge;
+    if constexpr (kRanges > 1) {
+      if (merge.num_partials == 2) {
+        const uint32_t now = min(min(share.end, found.end() * ranges) - item,
+                                 static_cast<uint32_t>(kPairs * share.num_ranges));
+        const uint32_t lanes_item = threadIdx.x / 2 % kPairs * share.num_ranges;
+        if (merge.request < params.num_requests) {
+          merge_pairs<Rows>(params, plan, found,
+                            piece_at(item + min(lanes_item, now - share.num_ranges)),
+                            static_cast<int>(now), pairs[threadIdx.x / kWarp]);
+        }
+        item += now;
+        continue;
+      }
+    }
+    item += piece.num_ranges;
+    if (merge.request >= params.num_requests) continue;
+    const int32_t first_column = piece.column + lane * kValues;
     const auto columns_left = [&](int r) {
-      return r < static_cast<int>(num_ranges) ? rank - first_column - r * kColumns : 0;
+      return r < piece.num_ranges ? rank - first_column - r * kColumns : 0;
+    };
+    const auto lse_of = [&](int part) {
+      return tensors.partial_lse[found.partial_row(piece.row, part)];
     };
 
     // What is far away is asked for first.
-    const float own_lse = lse_of_part(tensors.partial_lse, row, lane);
-    const int32_t first_token = plan.qo_indptr[row.merge.request];
+    const float own_lse = lane < merge.num_partials ? lse_of(lane) : -INFINITY;
+    const int32_t first_token = plan.qo_indptr[merge.request];
     PartWeights weights;
     float4 total[kRanges] = {};
+    const int first_eight = share.member * kEight;
 #pragma unroll 1
-    for (int eight = member * kEight; eight < row.merge.num_partials;
-         eight += team_warps * kEight) {
-      const int eight_end = min(eight + kEight, row.merge.num_partials);
+    for (int eight = first_eight; eight < merge.num_partials; eight += share.team_warps * kEight) {
+      const int eight_end = min(eight + kEight, merge.num_partials);
       float4 sum[kRanges] = {};
 #pragma unroll 1
       for (int first = eight; first < eight_end; first += kParts) {
         float4 parts[kParts][kRanges];
-        const int64_t stride = int64_t{row.merge.num_rows} * rank;
-        const float* from = tensors.partial_out + row.partial_row(first) * rank + first_column;
+        const int64_t stride = int64_t{merge.num_rows} * rank;
+        const float* from =
+            tensors.partial_out + found.partial_row(piece.row, first) * rank + first_column;
 #pragma unroll
         for (int i = 0; i < kParts; ++i, from += stride) {
 #pragma unroll
@@ -248,12 +358,11 @@ __device__ inline void merge_share(const KernelParams& params, MergeMemory<kTeam
                               : float4{};
           }
         }
-        if (first == member * kEight) weights = weigh_parts(tensors.partial_lse, row, own_lse);
+        if (first == first_eight) weights.weigh(own_lse, merge.num_partials, lse_of);
         float of_lane = weights.of_lane;
         if (first >= kWarp) {
           const int part = first + lane % kParts;
-          of_lane =
-              part < eight_end ? weights.of(tensors.partial_lse[row.partial_row(part)]) : 0.0F;
+          of_lane = part < eight_end ? weights.of(lse_of(part)) : 0.0F;
         }
 #pragma unroll
         for (int i = 0; i < kParts; ++i) {
@@ -263,36 +372,83 @@ __device__ inline void merge_share(const KernelParams& params, MergeMemory<kTeam
           for (int r = 0; r < kRanges; ++r) add_weighted(sum[r], weight, parts[i][r]);
         }
       }
-      if (is_shared) memory.sums[team][eight / kEight][lane] = sum[0];
+      if (is_shared) sums[eight / kEight][lane] = sum[0];
 #pragma unroll
       for (int r = 0; r < kRanges; ++r) add(total[r], sum[r]);
     }
     if (is_shared) {
       sync();
       waits_for_team = false;
-      if (member != 0) break;
+      if (share.member != 0) break;
       total[0] = {};
 #pragma unroll 1
-      for (int eight = 0; eight * kEight < row.merge.num_partials; ++eight) {
-        add(total[0], memory.sums[team][eight][lane]);
+      for (int eight = 0; eight * kEight < merge.num_partials; ++eight) {
+        add(total[0], sums[eight][lane]);
       }
     }
     const float inverse = weights.sum == 0 ? 0.0F : 1 / weights.sum;
     const RowPlace at =
-        place_of(first_token, tensors.geometry.num_heads, row.merge.row_begin + row.row_in_merge());
+        place_of(first_token, tensors.geometry.num_heads, found.row_of_request(piece.row));
     const int64_t out_at =
         at.token * tensors.out_token_stride + at.head * tensors.out_head_stride + first_column;
 #pragma unroll
     for (int r = 0; r < kRanges; ++r) {
-      const float4 value = total[r];
-      store_columns<typename Rows::Out>(
-          tensors, out_at + r * kColumns,
-          {value.x * inverse, value.y * inverse, value.z * inverse, value.w * inverse},
-          columns_left(r));
+      store_columns<typename Rows::Out>(tensors, out_at + r * kColumns, scaled(total[r], inverse),
+                                        columns_left(r));
     }
-    if (lane == 0 && range == 0) write_lse(tensors, plan, at, weights.natural_lse());
+    if (lane == 0 && piece.column == 0) write_lse(tensors, plan, at, weights.natural_lse());
   }
   if (waits_for_team) sync();  // others of the block have an item
+}
+
+}  // namespace merging
+
+/// Merges one block's share of the plan's partial results into out and lse. `Rows`: as above.
+/// Called by the block's first kWarps warps. `block` is which of `num_blocks` it is.
+/// wait_for_parts() is called once, before the first partial result is read, and returns when all
+/// are there; sync() waits for the kWarps warps. `pairs`: of each warp, if Rows::kRanges > 1.
+template <class Rows, int kWarps, int kTeams, class WaitForParts, class Sync>
+__device__ inline void merge_share(const KernelParams& params, MergedPairs<Rows>* pairs,
+                                   MergedSums<kTeams>& sums, uint32_t block, uint32_t num_blocks,
+                                   const WaitForParts& wait_for_parts, const Sync& sync) {
+  using namespace merging;
+  const PlanView plan = params.image.view(params.plan);
+  const int32_t rank = Rows::rank(params.tensors.geometry);
+  // 32 bits hold every item: a plan has at most 2^30 merged rows, and where a row has several items
+  // each stands for 512 bytes of partial results at least.
+  const uint32_t ranges = (rank + kColumns - 1) / kColumns;
+  const uint32_t num_items = static_cast<uint32_t>(plan.num_merged_rows) * ranges;
+  const int warp = static_cast<int>(threadIdx.x) / kWarp;
+
+  // A team of warps has one item, or a warp neighbouring pieces.
+  int team_warps = kWarps;
+  const auto num_teams = [&] { return num_blocks * (kWarps / team_warps); };
+  while (team_warps > 1 && (num_teams() < num_items || kWarps / team_warps > kTeams)) {
+    team_warps /= 2;
+  }
+  int num_ranges = 1;
+  while (num_ranges < Rows::kRanges && num_ranges * num_teams() < num_items) num_ranges *= 2;
+  const uint32_t pieces_of_team = (num_items / num_ranges + num_teams() - 1) / num_teams();
+  const uint32_t items_of_team = pieces_of_team * num_ranges;
+  const int team = warp / team_warps;  // of the block's
+  const uint32_t begin = (block * (kWarps / team_warps) + team) * items_of_team;
+  const Share share{.begin = begin,
+                    .end = min(begin + items_of_team, num_items),
+                    .num_ranges = num_ranges,
+                    .team_warps = team_warps,
+                    .member = warp % team_warps};
+  float4(*sums_of_team)[kWarp] = sums.of_eight[team_warps > 1 ? team : 0];
+  if (Rows::kRanges == 1 || team_warps > 1) {
+    merge_items<Rows, 1>(params, plan, share, sums_of_team, pairs, wait_for_parts, sync);
+  } else {
+    merge_items<Rows, Rows::kRanges>(params, plan,
+                                     {.begin = share.begin,
+                                      .end = share.end,
+                                      .num_ranges = num_ranges,
+                                      .team_warps = 1,
+                                      .member = 0},
+                                     sums_of_team, pairs, wait_for_parts, sync);
+  }
 }
 
 }  // namespace mla::cuda

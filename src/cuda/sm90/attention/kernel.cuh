@@ -30,8 +30,6 @@ enum class Role { kMathLeft, kMathRight, kLoad };  // one warpgroup each
 template <class Traits>
 __device__ inline void merge(const AttentionArgs& args, SharedStorage<Traits>& shared) {
   if (plan_of(args).num_merges == 0) return;
-  constexpr int kWarps = Traits::kMathThreads / 32;
-  constexpr int kRanges = 4;  // a whole row
   const bool speaks = threadIdx.x == 0;
   named_barrier_sync(kTilesStored, Traits::kMathThreads);
   GridArrival arrival{};
@@ -40,10 +38,9 @@ __device__ inline void merge(const AttentionArgs& args, SharedStorage<Traits>& s
     if (speaks) wait_for_grid(arrival);
     named_barrier_sync(kPartsStored, Traits::kMathThreads);
   };
-  using Rows = RowsOf<typename Traits::Element, Traits::kRank>;
-  merge_share<Rows, kWarps, kRanges>(args, shared.merge, blockIdx.x, gridDim.x, wait_for_parts, [] {
-    named_barrier_sync(kPartsStored, Traits::kMathThreads);
-  });
+  merge_share<typename Traits::MergedRows, Traits::kMathThreads / 32>(
+      args, shared.pairs, shared.sums, blockIdx.x, gridDim.x, wait_for_parts,
+      [] { named_barrier_sync(kPartsStored, Traits::kMathThreads); });
 }
 
 template <class Traits>

@@ -50,6 +50,8 @@ struct AttentionTraits {
   // 65,536 registers over 3 x 128 threads.
   static constexpr int kLoadRegisters = 56;
   static constexpr int kMathRegisters = 224;
+
+  using MergedRows = RowsOf<T, kRank>;
 };
 
 /// Queries: strip after strip. `strip(s)`: bytes to the first rows of strip s. `row_stride(s)`:
@@ -90,11 +92,15 @@ enum NamedBarrier : int {
 /// Shared memory of a block. The matrices are aligned to 1,024 bytes, as their swizzle is.
 template <class Traits>
 struct SharedStorage {
+  // Merges come when all tiles are done.
   union {
     std::byte queries[Traits::kStrips * Traits::kStripBytes];
-    MergeMemory<4> merge;  // when all tiles are done
+    MergedSums<4> sums;
   };
-  std::byte keys[Traits::kStages][Traits::kStrips * Traits::kStripBytes];
+  union {
+    std::byte keys[Traits::kStages][Traits::kStrips * Traits::kStripBytes];
+    MergedPairs<typename Traits::MergedRows> pairs[Traits::kMathThreads / 32];
+  };
   std::byte weights[Traits::kStripBytes];  // [rows, keys], of the block under way
   float row_max[Traits::kRows];            // running maximum, up to that block or the next
   float row_sum[2][Traits::kHalves][Traits::kRows];  // of a tile's weights, by who formed them
