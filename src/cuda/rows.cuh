@@ -60,9 +60,18 @@ struct KeyPlace {
   int64_t slot;
 };
 
-__device__ inline KeyPlace place_of_key(const int32_t* pages, int32_t key, int32_t page_size) {
-  const uint32_t page = static_cast<uint32_t>(key) / static_cast<uint32_t>(page_size);
-  return {pages[page], key - static_cast<int64_t>(page) * page_size};
+/// Which of its request's pages holds a key.
+__device__ inline uint32_t page_of_key(uint32_t key, int32_t page_size) {
+  return key / static_cast<uint32_t>(page_size);
+}
+
+/// Of a key whose page was looked up.
+__device__ inline KeyPlace place_in_page(int32_t page, uint32_t key, int32_t page_size) {
+  return {page, key % static_cast<uint32_t>(page_size)};
+}
+
+__device__ inline KeyPlace place_of_key(const int32_t* pages, uint32_t key, int32_t page_size) {
+  return place_in_page(pages[page_of_key(key, page_size)], key, page_size);
 }
 
 __device__ inline void write_lse(const AttentionParams& tensors, const PlanView& plan, RowPlace at,

@@ -23,8 +23,10 @@ struct Copier {
   __device__ static int first_row() {
     return static_cast<int>(threadIdx.x) % Traits::kGroupThreads / kChunks;
   }
-  /// Of the thread's chunk of row first_row() + i * kRowStep in a strip whose next eight rows are
-  /// `row_stride` bytes on: the last summand is known at compile time.
+  /// The thread's ith.
+  __device__ static int row(int i) { return first_row() + i * kRowStep; }
+  /// Of the thread's chunk of row(i) in a strip whose next eight rows are `row_stride` bytes on:
+  /// the last summand is known at compile time.
   __device__ static uint32_t offset_in_strip(int i, int row_stride) {
     constexpr int kAtomRows = Traits::kAtomRows;
     const int row = first_row() % kAtomRows;
@@ -65,8 +67,8 @@ struct RowSource {
   bool valid;
 };
 
-/// The rows of one thread; source_of(row) says where each lies. Aligned rows are looked up at once,
-/// before there is room for them.
+/// The rows of one thread; source_of(i) says where its ith lies. Aligned rows are looked up at
+/// once, before there is room for them.
 template <class Traits, bool kAligned, class SourceOf>
 struct RowCopies {
   using Copy = Copier<Traits, kAligned>;
@@ -75,12 +77,10 @@ struct RowCopies {
   const SourceOf& source_of;
   RowSource<T> sources[kAligned ? Copy::kRowsOfThread : 1];
 
-  __device__ static int row(int i) { return Copy::first_row() + i * Copy::kRowStep; }
-
   __device__ explicit RowCopies(const SourceOf& of) : source_of(of) {
     if constexpr (kAligned) {
 #pragma unroll
-      for (int i = 0; i < Copy::kRowsOfThread; ++i) sources[i] = of(row(i));
+      for (int i = 0; i < Copy::kRowsOfThread; ++i) sources[i] = of(i);
     }
   }
 
@@ -102,7 +102,7 @@ struct RowCopies {
     } else {
 #pragma unroll 1
       for (int i = 0; i < Copy::kRowsOfThread; ++i) {
-        const RowSource<T> source = source_of(row(i));
+        const RowSource<T> source = source_of(i);
 #pragma unroll 1
         for (int s = begin; s < end; ++s) copy(source, s, i);
       }
@@ -116,7 +116,8 @@ __device__ inline void copy_queries(const AttentionArgs& args, const PlanView& p
   using Copy = Copier<Traits, kAligned>;
   using T = typename Traits::Element;
   const AttentionParams& tensors = args.tensors;
-  const auto source_of = [&](int row) -> RowSource<T> {
+  const auto source_of = [&](int i) -> RowSource<T> {
+    const int row = Copy::row(i);
     const bool valid = row < work.num_rows;
     const RowPlace at = place_of(plan, tensors.geometry.num_heads, work.request,
                                  work.row_begin + (valid ? row : 0));
@@ -153,6 +154,7 @@ __device__ inline void load_by_threads(const AttentionArgs& args, SharedStorage<
   using T = typename Traits::Element;
   const AttentionParams& tensors = args.tensors;
   const CacheStrides strides = tensors.cache;
+  const int32_t page_size = tensors.geometry.page_size;
   const int64_t column = Copy::chunk() * Copy::kChunkElements;
   RingPlace ring;
   uint32_t num_works = 0;  // that have keys
@@ -160,12 +162,34 @@ __device__ inline void load_by_threads(const AttentionArgs& args, SharedStorage<
   for_each_work<Traits>(args, [&](const Work& work) {
     const PlanView plan = plan_of(args);
     const int32_t* pages = plan.kv_indices + plan.kv_indptr[work.request];
+    const auto end = static_cast<uint32_t>(work.kv_end);
+    const auto key_of = [&](int32_t step, int i) -> uint32_t {
+      return static_cast<uint32_t>(work.kv_begin) + step * Traits::kKeys + Copy::row(i);
+    };
+    // The numbers of the pages of aligned rows are asked for a step ahead.
+    int32_t page_of_row[Copy::kRowsOfThread];
+    const auto ask_for_pages = [&](int32_t step) {
+      if constexpr (kAligned) {
+#pragma unroll
+        for (int i = 0; i < Copy::kRowsOfThread; ++i) {
+          const uint32_t key = key_of(step, i);
+          page_of_row[i] = key < end ? pages[page_of_key(key, page_size)] : 0;
+        }
+      }
+    };
+    ask_for_pages(0);
     for (int32_t step = 0; step < work.num_steps; ++step, ++ring.step) {
-      const auto source_of = [&](int row) -> RowSource<T> {
-        const int32_t first_key = work.kv_begin + step * Traits::kKeys;
-        const bool valid = row < work.kv_end - first_key;
-        const KeyPlace at =
-            valid ? place_of_key(pages, first_key + row, tensors.geometry.page_size) : KeyPlace{};
+      const auto place_of_row = [&](uint32_t key, int i) -> KeyPlace {
+        if constexpr (kAligned) {
+          return place_in_page(page_of_row[i], key, page_size);
+        } else {
+          return place_of_key(pages, key, page_size);
+        }
+      };
+      const auto source_of = [&](int i) -> RowSource<T> {
+        const uint32_t key = key_of(step, i);
+        const bool valid = key < end;
+        const KeyPlace at = valid ? place_of_row(key, i) : KeyPlace{};
         return {static_cast<const T*>(tensors.ckv) + column + at.page * strides.ckv_page +
                     at.slot * strides.ckv_row,
                 static_cast<const T*>(tensors.kpe) + column + at.page * strides.kpe_page +
@@ -173,6 +197,7 @@ __device__ inline void load_by_threads(const AttentionArgs& args, SharedStorage<
                 valid};
       };
       const RowCopies<Traits, kAligned, decltype(source_of)> rows(source_of);
+      ask_for_pages(step + 1);
       const uint32_t stage = ring.stage();
       const uint32_t matrix = shared_address(shared.keys[stage]);
 #pragma unroll
