@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "cases/random.hpp"
 #include "contract/contract.hpp"
@@ -61,20 +62,27 @@ TEST_P(PlanningContract, ShortTilesFollowEachOther) {
 
 // Few rows of many parts may be merged by more threads each than many rows.
 TEST_P(PlanningContract, PartsAddUpToTheSameBitsHoweverManyRowsThereAre) {
-  AttentionCase c{.equal_requests = true, .splits = {.fixed_tokens = 64}};
-  c.geometry = small_geometry(16);
-  CheckReport alone;
-  for (const size_t requests : {1, 3, 5, 8, 20}) {
-    c.q_lens.assign(requests, 1);
-    c.kv_lens.assign(requests, 2000);
-    CheckReport report = expect_holds(c, 16);
-    if (requests == 1) alone = report;
-    const size_t size = alone.out.size();
-    ASSERT_EQ(report.out.size(), size * requests);
-    for (size_t i = 0; i < requests; ++i) {
-      EXPECT_EQ(std::memcmp(report.out.data() + i * size, alone.out.data(), size * sizeof(float)),
-                0)
-          << "request " << i << " of " << requests;
+  // Many parts; and two, with rows for several warps each, a warp each and several a warp.
+  struct Rows {
+    int32_t keys;
+    std::vector<size_t> requests;
+  };
+  for (const Rows& rows : {Rows{2000, {1, 3, 5, 8, 20}}, Rows{128, {1, 9, 17, 34, 200}}}) {
+    AttentionCase c{.equal_requests = true, .splits = {.fixed_tokens = 64}};
+    c.geometry = small_geometry(16);
+    CheckReport alone;
+    for (const size_t requests : rows.requests) {
+      c.q_lens.assign(requests, 1);
+      c.kv_lens.assign(requests, rows.keys);
+      CheckReport report = expect_holds(c, 16);
+      if (requests == 1) alone = report;
+      const size_t size = alone.out.size();
+      ASSERT_EQ(report.out.size(), size * requests);
+      for (size_t i = 0; i < requests; ++i) {
+        EXPECT_EQ(std::memcmp(report.out.data() + i * size, alone.out.data(), size * sizeof(float)),
+                  0)
+            << "request " << i << " of " << requests << " with " << rows.keys << " keys";
+      }
     }
   }
 }
