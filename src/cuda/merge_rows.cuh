@@ -441,6 +441,7 @@ __device__ inline void merge_share(const KernelParams& params, MergedPairs<Rows>
   if (Rows::kRanges == 1 || team_warps > 1) {
     merge_items<Rows, 1>(params, plan, share, sums_of_team, pairs, wait_for_parts, sync);
   } else {
+    // A warp alone, known at compile time: without the code for teams.
     merge_items<Rows, Rows::kRanges>(params, plan,
                                      {.begin = share.begin,
                                       .end = share.end,

@@ -23,7 +23,7 @@ struct Copier {
   __device__ static int first_row() {
     return static_cast<int>(threadIdx.x) % Traits::kGroupThreads / kChunks;
   }
-  /// The thread's ith.
+  /// The ith of the thread's rows.
   __device__ static int row(int i) { return first_row() + i * kRowStep; }
   /// Of the thread's chunk of row(i) in a strip whose next eight rows are `row_stride` bytes on:
   /// the last summand is known at compile time.
