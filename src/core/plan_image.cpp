@@ -48,6 +48,7 @@ size_t PlanImage::write(const PlanParts& parts, std::byte* image) const {
                           .num_tiles = static_cast<int64_t>(schedule.tiles.size()),
                           .num_merges = static_cast<int64_t>(schedule.merges.size()),
                           .num_merged_rows = merged_rows(schedule),
+                          .num_partial_rows = schedule.num_partial_rows,
                           .sm_scale = parts.options.sm_scale,
                           .causal = parts.options.causal ? 1 : 0,
                           .lse_base = static_cast<int32_t>(parts.options.lse_base),

@@ -29,7 +29,7 @@ struct PlanView {
   const int32_t* worker_indptr = nullptr;
   const plan::Tile* tiles = nullptr;
   const plan::Merge* merges = nullptr;
-  int64_t num_tiles = 0, num_merges = 0, num_merged_rows = 0;
+  int64_t num_tiles = 0, num_merges = 0, num_merged_rows = 0, num_partial_rows = 0;
   float sm_scale = 0;
   bool causal = true;
   LseBase lse_base = LseBase::kNatural;
@@ -38,7 +38,7 @@ struct PlanView {
 /// What stands at the start of an image.
 struct PlanHeader {
   uint64_t tiles_at, merges_at, kv_indices_at;
-  int64_t num_tiles, num_merges, num_merged_rows;
+  int64_t num_tiles, num_merges, num_merged_rows, num_partial_rows;
   float sm_scale;
   int32_t causal;
   int32_t lse_base;
@@ -79,6 +79,7 @@ class PlanImage {
     view.num_tiles = header.num_tiles;
     view.num_merges = header.num_merges;
     view.num_merged_rows = header.num_merged_rows;
+    view.num_partial_rows = header.num_partial_rows;
     view.sm_scale = header.sm_scale;
     view.causal = header.causal != 0;
     view.lse_base = static_cast<LseBase>(header.lse_base);

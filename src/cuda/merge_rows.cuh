@@ -29,10 +29,11 @@ constexpr int kEight = 8;
 constexpr int kPairs = 4;  // rows of two parts that a warp merges together
 constexpr uint32_t kAllLanes = 0xffffffff;
 
-// The merge that row `row` of all merged rows belongs to: the last whose rows begin at or before
-// it. One warp looks at 32 places at a time, since loads that wait for each other are what it
-// costs.
-__device__ inline uint32_t find_merge(const PlanView& plan, uint32_t row) {
+// The last merge for which begin_of(merge), which rises from merge to merge, is at most `place`.
+// One warp looks at 32 merges at a time, since loads that wait for each other are what it costs.
+template <class BeginOf>
+__device__ inline uint32_t find_merge(const PlanView& plan, uint32_t place,
+                                      const BeginOf& begin_of) {
   const uint32_t lane = threadIdx.x % kWarp;
   uint32_t begin = 0;
   auto count = static_cast<uint32_t>(plan.num_merges);
@@ -41,7 +42,7 @@ __device__ inline uint32_t find_merge(const PlanView& plan, uint32_t row) {
     const uint32_t step = (count + kWarp - 1) / kWarp;
     const uint32_t at = lane * step;
     const bool starts_before =
-        at < count && static_cast<uint32_t>(plan.merges[begin + at].rows_before) <= row;
+        at < count && static_cast<uint32_t>(begin_of(plan.merges[begin + at])) <= place;
     const uint32_t last = 31 - __clz(static_cast<int>(__ballot_sync(kAllLanes, starts_before)));
     begin += last * step;
     count = min(step, count - last * step);
@@ -56,7 +57,8 @@ struct FoundMerge {
   __device__ void find(const PlanView& plan, uint32_t row) {
     const uint32_t in_merge = row - static_cast<uint32_t>(merge.rows_before);
     if (in_merge >= static_cast<uint32_t>(merge.num_rows)) {
-      merge = plan.merges[find_merge(plan, row)];
+      const auto row_of = [](const plan::Merge& of) { return of.rows_before; };
+      merge = plan.merges[find_merge(plan, row, row_of)];
     }
   }
   __device__ uint32_t end() const {
@@ -273,12 +275,34 @@ __device__ inline void merge_pairs(const KernelParams& params, const PlanView& p
   }
 }
 
-/// Who merges what: items `begin` to `end` - 1, in pieces of `num_ranges`, by a team of warps, of
-/// which this is the `member`th. More than one share one item.
+/// Who merges what, in pieces of `num_ranges` items: items `begin` to `end` - 1, by a team of
+/// warps, of which this is the `member`th. More than one share one item. Of a warp's many only the
+/// pieces whose parts, counted over all items, begin before `parts_end`. `found`: the first one's
+/// merge, or one near it.
 struct Share {
-  uint32_t begin, end;
+  uint32_t begin, end, parts_end;
+  FoundMerge found;
   int num_ranges, team_warps, member;
 };
+
+/// Rows differ in their parts, and parts are what a merge costs: each of `num_warps` gets as many.
+/// `share`: of the `warp`th of them.
+__device__ inline void share_parts(const PlanView& plan, uint32_t ranges, uint32_t warp,
+                                   uint32_t num_warps, Share& share) {
+  const uint32_t num_parts = static_cast<uint32_t>(plan.num_partial_rows) * ranges;
+  const uint32_t parts_of_warp = (num_parts + num_warps - 1) / num_warps;
+  const uint32_t begin = warp * parts_of_warp;
+  share.begin = share.end;
+  share.parts_end = begin + parts_of_warp;
+  if (begin >= num_parts) return;
+  const auto partial_row_of = [](const plan::Merge& of) { return of.partial_begin; };
+  const plan::Merge merge = plan.merges[find_merge(plan, begin / ranges, partial_row_of)];
+  const uint32_t in_merge = begin - static_cast<uint32_t>(merge.partial_begin) * ranges;
+  const uint32_t parts_of_piece = merge.num_partials * share.num_ranges;
+  const uint32_t piece = (in_merge + parts_of_piece - 1) / parts_of_piece;
+  share.begin = merge.rows_before * ranges + piece * share.num_ranges;
+  share.found = {merge};
+}
 
 /// `kRanges`: of a piece at most. `sums`: of the team, where it has several warps; then the warps
 /// meet in sync(). `pairs`: of each warp.
@@ -300,18 +324,24 @@ __device__ inline void merge_items(const KernelParams& params, const PlanView& p
             .num_ranges = share.num_ranges};
   };
   bool waits_for_team = is_shared;
-  FoundMerge found;
+  FoundMerge found = share.found;
   uint32_t item = share.begin;
-  if (item < share.end) found.find(plan, item / ranges);
   wait_for_parts();
 #pragma unroll 1
   while (item < share.end) {
     const Piece piece = piece_at(item);
     found.find(plan, piece.row);
     const plan::Merge& merge = found.merge;
+    const uint32_t parts_before = static_cast<uint32_t>(merge.partial_begin) * ranges +
+                                  merge.num_partials * (item - merge.rows_before * ranges);
+    if (parts_before >= share.parts_end) break;
     if constexpr (kRanges > 1) {
       if (merge.num_partials == 2) {
-        const uint32_t now = min(min(share.end, found.end() * ranges) - item,
+        // Up to 2^32 - 1: nothing may be added to it.
+        const uint32_t parts_left = share.parts_end - parts_before;
+        const uint32_t items_left = parts_left / 2 + parts_left % 2;
+        const uint32_t of_pieces = (items_left + share.num_ranges - 1) & -share.num_ranges;
+        const uint32_t now = min(min(min(share.end, found.end() * ranges) - item, of_pieces),
                                  static_cast<uint32_t>(kPairs * share.num_ranges));
         const uint32_t lanes_item = threadIdx.x / 2 % kPairs * share.num_ranges;
         if (merge.request < params.num_requests) {
@@ -414,13 +444,13 @@ __device__ inline void merge_share(const KernelParams& params, MergedPairs<Rows>
   using namespace merging;
   const PlanView plan = params.image.view(params.plan);
   const int32_t rank = Rows::rank(params.tensors.geometry);
-  // 32 bits hold every item: a plan has at most 2^30 merged rows, and where a row has several items
-  // each stands for 512 bytes of partial results at least.
+  // 32 bits hold every item, and the parts of all: a plan has at most 2^30 merged rows, and where a
+  // row has several items each part of one stands for 512 bytes of partial results.
   const uint32_t ranges = (rank + kColumns - 1) / kColumns;
   const uint32_t num_items = static_cast<uint32_t>(plan.num_merged_rows) * ranges;
   const int warp = static_cast<int>(threadIdx.x) / kWarp;
 
-  // A team of warps has one item, or a warp neighbouring pieces.
+  // A team of warps has one item, or a warp one piece or several neighbouring ones.
   int team_warps = kWarps;
   const auto num_teams = [&] { return num_blocks * (kWarps / team_warps); };
   while (team_warps > 1 && (num_teams() < num_items || kWarps / team_warps > kTeams)) {
@@ -428,27 +458,31 @@ __device__ inline void merge_share(const KernelParams& params, MergedPairs<Rows>
   }
   int num_ranges = 1;
   while (num_ranges < Rows::kRanges && num_ranges * num_teams() < num_items) num_ranges *= 2;
-  const uint32_t pieces_of_team = (num_items / num_ranges + num_teams() - 1) / num_teams();
-  const uint32_t items_of_team = pieces_of_team * num_ranges;
   const int team = warp / team_warps;  // of the block's
-  const uint32_t begin = (block * (kWarps / team_warps) + team) * items_of_team;
-  const Share share{.begin = begin,
-                    .end = min(begin + items_of_team, num_items),
-                    .num_ranges = num_ranges,
-                    .team_warps = team_warps,
-                    .member = warp % team_warps};
+  const uint32_t place = block * (kWarps / team_warps) + team;
+  const uint32_t begin = place * num_ranges;
+  Share share{.begin = begin,
+              .end = min(begin + num_ranges, num_items),
+              .parts_end = UINT32_MAX,
+              .found = {},
+              .num_ranges = num_ranges,
+              .team_warps = team_warps,
+              .member = warp % team_warps};
+  if (num_ranges * num_teams() < num_items) {
+    share.end = num_items;
+    share_parts(plan, ranges, place, num_teams(), share);
+  } else if (share.begin < share.end) {
+    share.found.find(plan, share.begin / ranges);
+  }
   float4(*sums_of_team)[kWarp] = sums.of_eight[team_warps > 1 ? team : 0];
   if (Rows::kRanges == 1 || team_warps > 1) {
     merge_items<Rows, 1>(params, plan, share, sums_of_team, pairs, wait_for_parts, sync);
   } else {
     // A warp alone, known at compile time: without the code for teams.
-    merge_items<Rows, Rows::kRanges>(params, plan,
-                                     {.begin = share.begin,
-                                      .end = share.end,
-                                      .num_ranges = num_ranges,
-                                      .team_warps = 1,
-                                      .member = 0},
-                                     sums_of_team, pairs, wait_for_parts, sync);
+    share.team_warps = 1;
+    share.member = 0;
+    merge_items<Rows, Rows::kRanges>(params, plan, share, sums_of_team, pairs, wait_for_parts,
+                                     sync);
   }
 }
 

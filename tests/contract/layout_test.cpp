@@ -40,6 +40,19 @@ TEST_P(LayoutContract, TensorsNeedNoMoreAlignmentThanTheirElements) {
   }
 }
 
+// A kernel that stores 16 bytes at a time where it can: rows that are aligned to less.
+TEST_P(LayoutContract, OutputRowsMayStartAtAnyElement) {
+  for (const int32_t pad : {1, 2, 4, 8, 12}) {
+    for (const auto& [heads, splits] : {std::pair{16, 1}, {70, 1}, {128, 1}, {128, 3}}) {
+      AttentionCase c{.q_lens = {1, 2}, .kv_lens = {300, 90}, .causal = true};
+      c.geometry.num_heads = heads;
+      c.splits.forced_count = splits;
+      c.layout.out_pad = pad;
+      expect_holds(c);
+    }
+  }
+}
+
 // flashinfer-ai/flashinfer issue 3219: scattered pages gave another result than contiguous ones.
 TEST_P(LayoutContract, PageOrderChangesNoBit) {
   AttentionCase c{.q_lens = {1}, .kv_lens = {370}, .page_order = PageOrder::kContiguous};

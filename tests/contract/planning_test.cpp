@@ -87,6 +87,20 @@ TEST_P(PlanningContract, PartsAddUpToTheSameBitsHoweverManyRowsThereAre) {
   }
 }
 
+// Rows of one to forty parts, and more of them than there are warps: each is merged once, whoever's
+// share it falls to.
+TEST_P(PlanningContract, RowsOfFewAndOfManyPartsAreMergedTogether) {
+  AttentionCase c{.q_lens = {1}, .kv_lens = {2500}, .splits = {.fixed_tokens = 64}};
+  c.geometry.num_heads = 80;
+  for (const int32_t kv_len : {65, 128, 190, 64, 600, 1, 70, 300, 1, 130, 400, 90}) {
+    for (const int32_t q_len : {1, 2, 1, 2}) {
+      c.q_lens.push_back(q_len);
+      c.kv_lens.push_back(kv_len);
+    }
+  }
+  expect_holds(c);
+}
+
 // flashinfer-ai/flashinfer PR 890: a scheduler state could wait for ever. ctest's timeout is the
 // watchdog.
 TEST_P(PlanningContract, RandomPlansEndAndEqualTheReference) {
