@@ -58,5 +58,21 @@ TEST(BenchTools, WrongArgumentsAreRefused) {
   }
 }
 
+// Not taken and forgotten: the message names what does not go together.
+TEST(BenchTools, OptionsThatWouldHaveNoEffectAreRefused) {
+  const std::vector<std::string> calibrate = {"bench", "--device", "cuda", "--calibrate"};
+  for (const std::vector<std::string>& option : std::vector<std::vector<std::string>>{
+           {"--filter", "decode"}, {"--kernel", "sm90_dense"}, {"--peer", "any.so"}}) {
+    std::vector<std::string> arguments = calibrate;
+    arguments.insert(arguments.end(), option.begin(), option.end());
+    const ToolResult result = run_tool(arguments);
+    EXPECT_EQ(result.status, 2);
+    EXPECT_THAT(result.err, HasSubstr(option[0] + " excludes --calibrate"));
+  }
+  const ToolResult result = run_tool({"bench", "--device", "cuda", "--threads", "2"});
+  EXPECT_EQ(result.status, 2);
+  EXPECT_THAT(result.err, HasSubstr("--threads: they are of the CPU, and --device is cuda"));
+}
+
 }  // namespace
 }  // namespace mla::test

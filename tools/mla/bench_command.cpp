@@ -246,25 +246,36 @@ void add_bench_command(CLI::App& app, int& status) {
   command->add_option("--device", options->device, "cpu, cuda or cuda:N")
       ->transform(device_option())
       ->capture_default_str();
-  command->add_option("--filter", options->filter, "only shapes with this in their name or group");
+  CLI::Option* filter = command->add_option("--filter", options->filter,
+                                            "only shapes with this in their name or group");
   command->add_option("--rounds", options->rounds, "interleaved rounds")
       ->transform(whole_number(1, 1000))
       ->capture_default_str();
-  command->add_option("--threads", options->threads, "thread counts (1, and all processors)")
+  command
+      ->add_option("--threads", options->threads,
+                   "thread counts, on the CPU (1, and all processors)")
       ->transform(whole_number(1, 1024))
       ->delimiter(',');
-  command->add_option("--kernel", options->kernel,
-                      "a kernel of `mla doctor` (the first that accepts)");
-  command
-      ->add_option("--peer", options->peers,
-                   "a library behind tools/mla/peer.h, timed in turn; may be repeated")
-      ->type_name("FILE.so");
+  CLI::Option* kernel = command->add_option("--kernel", options->kernel,
+                                            "a kernel of `mla doctor` (the first that accepts)");
+  CLI::Option* peer =
+      command
+          ->add_option("--peer", options->peers,
+                       "a library behind tools/mla/peer.h, timed in turn; may be repeated")
+          ->type_name("FILE.so");
   command->add_option("--note", options->note, "goes into the JSON: a commit, a machine");
   command->add_flag("--quick", options->quick, "one short round: shows that it works");
-  command->add_flag("--calibrate", options->calibrate,
-                    "measures the planner's costs of a GPU's kernels instead");
+  command
+      ->add_flag("--calibrate", options->calibrate,
+                 "measures the planner's costs of the Hopper kernel instead")
+      ->excludes(filter)
+      ->excludes(kernel)
+      ->excludes(peer);
   add_json_option(*command, options->json);
   command->callback([options, &status] {
+    if (!options->threads.empty() && options->device != "cpu") {
+      throw UsageError("--threads: they are of the CPU, and --device is " + options->device);
+    }
     check_writable(options->json);
     const Device device = find_device(options->device, "bench");
     if (device.kind == DeviceKind::kCpu) {
