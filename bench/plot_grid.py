@@ -4,8 +4,8 @@
     python3 -m venv build/plot && build/plot/bin/pip install -r bench/requirements.txt
     build/plot/bin/python bench/plot_grid.py bench/results/h200/grid.json docs/kernels/grid.svg
 
-1 is the floor, a time that no kernel can beat (docs/cli.md says how it is measured). One panel for each head
-count of the equal decode cells, one for the others of the group `grid`.
+1 is the floor, the time to read the keys or to make the products (docs/cli.md says how it is measured). One panel
+for each head count of the equal decode cells, one for the others of the group `grid`.
 """
 
 import json
@@ -117,4 +117,7 @@ if __name__ == "__main__":
     if len(sys.argv) != 3:
         sys.exit(__doc__)
     with open(sys.argv[1], encoding="utf-8") as file:
-        draw(json.load(file), sys.argv[2])
+        grid = json.load(file)
+    if "cells" not in grid:
+        sys.exit(f"plot_grid: {sys.argv[1]} has no cells: expected what `mla bench --device cuda --json` writes")
+    draw(grid, sys.argv[2])
