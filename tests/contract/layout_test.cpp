@@ -40,7 +40,7 @@ TEST_P(LayoutContract, TensorsNeedNoMoreAlignmentThanTheirElements) {
   }
 }
 
-// A kernel that stores 16 bytes at a time where it can: rows that are aligned to less.
+// A kernel that stores several elements at a time where it can: rows that are aligned to less.
 TEST_P(LayoutContract, OutputRowsMayStartAtAnyElement) {
   for (const int32_t pad : {1, 2, 4, 8, 12}) {
     for (const auto& [heads, splits] : {std::pair{16, 1}, {70, 1}, {128, 1}, {128, 3}}) {
